@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace octavo::models {
+
+/// Sizes of a Llama-3 style decoder. Letters: D model, F hidden, H heads, V vocabulary.
+struct LlamaConfig {
+  std::int64_t vocabulary = 256;       ///< V
+  std::int64_t dim = 256;              ///< D
+  std::int64_t layers = 4;
+  std::int64_t heads = 4;              ///< H, of size dim / heads
+  std::int64_t kv_heads = 4;           ///< divides heads
+  std::int64_t hidden = 768;           ///< F
+  std::int64_t max_sequence = 8192;    ///< longest T
+  double rope_theta = 500000.0;
+  double norm_eps = 1e-5;
+  bool tied_head = false;              ///< lm_head.weight is model.embed_tokens.weight
+
+  /// An error naming the field where sizes do not divide.
+  void validate() const;
+};
+
+/// "debug", ..., "llama3-8b": names of the presets, smallest first.
+std::vector<std::string> llama_preset_names();
+
+/// The preset of that name; an unknown name is an error that lists the known ones.
+LlamaConfig llama_preset(const std::string& name);
+
+}  // namespace octavo::models

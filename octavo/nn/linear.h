@@ -1,0 +1,39 @@
+#pragma once
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "octavo/ops/float8_linear.h"
+#include "octavo/recipe/recipe.h"
+
+namespace octavo::nn {
+
+struct LinearOptions {
+  std::int64_t in_features = 0;
+  std::int64_t out_features = 0;
+  bool bias = false;
+};
+
+/// y = x . w^T (+ bias). Without a recipe an ordinary linear; with one, float8_linear. Converting
+/// sets the recipe and allocates nothing; parameters keep their names, so state dicts of
+/// converted and plain models are interchangeable.
+class LinearImpl : public torch::nn::Cloneable<LinearImpl> {
+ public:
+  explicit LinearImpl(const LinearOptions& options);
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+
+  torch::Tensor forward(const torch::Tensor& x);  // (..., in) -> (..., out)
+
+  LinearOptions options;
+  torch::Tensor weight;  // (out_features, in_features)
+  torch::Tensor bias;    // (out_features) or undefined
+  std::optional<Recipe> recipe;
+  KeepWeightTransposed keep_weight_transposed = KeepWeightTransposed::kAuto;
+};
+TORCH_MODULE(Linear);
+
+}  // namespace octavo::nn

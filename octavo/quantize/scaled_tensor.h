@@ -1,0 +1,42 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "octavo/formats/format.h"
+#include "octavo/quantize/granularity.h"
+
+namespace octavo {
+
+/// An FP8 matrix with its scales: value = data * scale, each scale spread over its block.
+struct ScaledTensor {
+  at::Tensor data;   ///< (R, C), FP8 dtype, row-major, K-contiguous
+  at::Tensor scale;  ///< (granularity.scale_rows(R), granularity.scale_columns(C)), fp32 or e8m0
+  Granularity granularity;
+  ScaleLayout scale_layout = ScaleLayout::kPlain;
+  /// The sizes the matrix stands for; data may be larger (zero-padded to a backend's alignment).
+  std::vector<std::int64_t> logical_sizes;
+
+  bool defined() const { return data.defined(); }
+  std::int64_t rows() const { return logical_sizes[0]; }
+  std::int64_t columns() const { return logical_sizes[1]; }
+  Format format() const;  ///< from data's dtype
+};
+
+/// One operand's two layouts; either may be absent (`defined()` false).
+struct QuantizedOperand {
+  ScaledTensor rows;        ///< (M, K)
+  ScaledTensor transposed;  ///< (K, M)
+};
+
+/// torch dtype of `format`, and back. An error names the dtype when it is no FP8 type.
+at::ScalarType scalar_type(Format format);
+Format format_of(at::ScalarType dtype);
+
+/// The matrix in fp32: data * scale for every element, computed in fp32 (exact where the product
+/// is). Cut to logical_sizes. For tests, emulation and inspection.
+at::Tensor dequantize(const ScaledTensor& matrix);
+
+}  // namespace octavo

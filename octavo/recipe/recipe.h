@@ -1,0 +1,77 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "octavo/quantize/quantize.h"
+
+namespace octavo {
+
+/// Which products let FP8 tensor cores keep partial sums in fewer bits.
+enum class FastAccumulation : std::uint8_t { kNone, kForward, kAll };
+
+/// The flavour a recipe's elements take: the device's own, or forced.
+enum class FlavourChoice : std::uint8_t { kAuto, kOCP, kFNUZ };
+
+/// The named families of design table 5.
+enum class RecipeName : std::uint8_t {
+  kTensorwise,
+  kRowwise,
+  kRowwiseWithGwHp,
+  kBlockwise,
+  kMxfp8,
+};
+
+/// One product's operands, both K-contiguous: {a, b}. Both absent: the product runs in high
+/// precision.
+struct ProductSpec {
+  std::optional<LayoutSpec> a;
+  std::optional<LayoutSpec> b;
+  bool fast_accumulation = false;
+  bool high_precision() const { return !a.has_value(); }
+};
+
+/// The three products of a linear with formats fixed for one platform.
+///   forward: y  = x . w^T     a = x by rows,        b = w by rows
+///   dx:      dx = dy . wT^T   a = dy by rows,       b = w transposed
+///   dw:      dw = dyT . xT^T  a = dy transposed,    b = x transposed
+struct LinearSpec {
+  ProductSpec forward, dx, dw;
+};
+
+/// How a linear is trained in FP8: which operand of which product has which format and
+/// granularity, or stays in high precision. Named instances only; the fields are the documented
+/// variations.
+struct Recipe {
+  RecipeName name = RecipeName::kRowwise;
+  FlavourChoice flavour = FlavourChoice::kAuto;
+  FastAccumulation fast_accumulation = FastAccumulation::kForward;
+  MxRounding mx_rounding = MxRounding::kRceil;  ///< mxfp8 only
+  bool gw_high_precision = false;  ///< dw in high precision; always true for rowwise_with_gw_hp
+
+  friend bool operator==(const Recipe&, const Recipe&) = default;
+
+  /// Formats and granularities on a device of `native` flavour. mxfp8 forced to FNUZ is an error
+  /// naming rowwise; mxfp8 with auto keeps OCP everywhere.
+  LinearSpec resolve(Flavour native) const;
+
+  /// The canonical string: the name, then fields that differ from the name's defaults in fixed
+  /// order: "rowwise", "mxfp8(mx_rounding=floor)", "tensorwise(flavour=fnuz,fast_accumulation=all)".
+  std::string to_string() const;
+
+  /// Reads a canonical string or an alias from torchao or torchtitan (aliases()). An unknown name
+  /// is an error that lists the known ones; an unknown field names the nearest.
+  static Recipe parse(std::string_view text);
+};
+
+/// The five names in the table's order.
+std::vector<std::string> recipe_names();
+
+/// Pairs of alias and canonical string.
+std::vector<std::pair<std::string, std::string>> recipe_aliases();
+
+}  // namespace octavo

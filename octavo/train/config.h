@@ -1,10 +1,16 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "octavo/models/llama_config.h"
+#include "octavo/recipe/recipe.h"
 
 namespace octavo::train {
 
@@ -13,24 +19,24 @@ namespace octavo::train {
 /// them all, from which help, `inspect`, the checkpoint's config.json and the errors are printed.
 struct TrainConfig {
   // What is trained
-  std::string preset = "debug";          ///< sizes before the model keys below override them
-  models::LlamaConfig model;             ///< keys: vocabulary, dim, layers, heads, ...
-  std::string recipe = "high_precision"; ///< or a Recipe string
-  std::string flavour = "auto";          ///< auto, ocp, fnuz
+  std::string preset = "debug";           ///< sizes before the model keys below override them
+  models::LlamaConfig model;              ///< keys: vocabulary, dim, layers, heads, ...
+  std::string recipe = "high_precision";  ///< or a Recipe string
+  std::string flavour = "auto";           ///< auto, ocp, fnuz
   std::vector<std::string> filter_fqns = {"lm_head"};
   bool allow_unmatched_filters = false;
   bool activation_checkpointing = false;
-  std::string dtype = "float32";         ///< parameters and activations: float32 or bfloat16
+  std::string dtype = "float32";  ///< parameters and activations: float32 or bfloat16
   std::string device = "cpu";
   std::uint64_t seed = 1;
 
   // Data: text files are read as bytes, .bin files are token shards
   std::string train_data;
-  std::string validation_data;           ///< empty: the last validation_fraction of train_data
+  std::string validation_data;  ///< empty: the last validation_fraction of train_data
   double validation_fraction = 0.1;
-  std::int64_t batch = 8;                ///< B, sequences per micro-batch
-  std::int64_t sequence = 128;           ///< T
-  std::int64_t accumulation = 1;         ///< micro-batches per step
+  std::int64_t batch = 8;         ///< B, sequences per micro-batch
+  std::int64_t sequence = 128;    ///< T
+  std::int64_t accumulation = 1;  ///< micro-batches per step
 
   // Optimisation: AdamW, linear warm-up, cosine to min_lr_fraction
   std::int64_t steps = 200;
@@ -41,18 +47,74 @@ struct TrainConfig {
   double beta2 = 0.95;
   double adam_eps = 1e-8;
   double weight_decay = 0.1;
-  double clip_norm = 1.0;                ///< 0: no clipping
+  double clip_norm = 1.0;  ///< 0: no clipping
 
   // Run
   std::string run_dir = "runs/default";
-  std::int64_t validate_every = 0;       ///< steps; 0: only at the end
-  std::int64_t validation_batches = 0;   ///< 0: all of the validation data
-  std::int64_t checkpoint_every = 0;     ///< steps; 0: only at the end
+  std::int64_t validate_every = 0;      ///< steps; 0: only at the end
+  std::int64_t validation_batches = 0;  ///< 0: all of the validation data
+  std::int64_t checkpoint_every = 0;    ///< steps; 0: only at the end
   std::int64_t keep_checkpoints = 2;
-  bool resume = false;                   ///< from the newest checkpoint in run_dir
+  bool resume = false;  ///< from the newest checkpoint in run_dir
   std::int64_t log_every = 10;
-  std::int64_t threads = 0;              ///< 0: LibTorch's choice
-  std::string eval_recipe = "trained";   ///< or high_precision
+  std::int64_t threads = 0;             ///< 0: LibTorch's choice
+  std::string eval_recipe = "trained";  ///< or high_precision
 };
+
+/// One key of the configuration: a row of the table in config.cpp.
+struct ConfigKey {
+  std::string name;   ///< as in the config file; the option is --name, dashes or underscores
+  std::string group;  ///< "Model", "Data", "Optimisation", "Run"
+  std::string type;   ///< "integer", "number", "text", "true|false", "list"
+  std::string doc;    ///< one line
+  std::function<nlohmann::json(const TrainConfig&)> get;
+  /// Sets the field; an error names the key, the value and the type expected.
+  std::function<void(TrainConfig&, const nlohmann::json&)> set;
+  /// The rule a valid value keeps ("at least 1"), or why `config` breaks it: empty when it does
+  /// not.
+  std::string rule;
+  std::function<bool(const TrainConfig&)> valid;
+};
+
+/// Every key, in the order help prints them.
+const std::vector<ConfigKey>& config_keys();
+
+/// The key of that name (dashes count as underscores). An unknown name is an error that names the
+/// nearest key; `source` says where it was read ("runs/a.json", "the command line").
+const ConfigKey& config_key(std::string_view name, std::string_view source);
+
+/// One value for one key, not yet applied.
+struct ConfigSetting {
+  std::string key;
+  std::string json;    ///< the value as JSON text
+  std::string source;  ///< for messages
+};
+
+/// The settings of a flat JSON object in a file. Errors: no such file, not JSON (with the line),
+/// not an object, an unknown key, a key given twice.
+std::vector<ConfigSetting> read_config_file(const std::filesystem::path& path);
+
+/// A setting from an option's text: numbers and true|false as written, lists separated by commas.
+ConfigSetting setting_from_text(std::string_view key, std::string_view text,
+                                std::string_view source = "the command line");
+
+/// Defaults, then the preset's sizes, then `settings` in order (later ones win; the preset is the
+/// last one given). Checked by validate().
+TrainConfig make_config(const std::vector<ConfigSetting>& settings);
+
+/// An error naming the field, its value and the rule, for the first rule broken: ranges, sizes that
+/// divide, known recipe, preset and flavour names.
+void validate(const TrainConfig& config);
+
+/// All keys as a flat JSON object, one a line, in the table's order; make_config() of it gives an
+/// equal config.
+std::string to_json(const TrainConfig& config);
+
+/// The recipe the linears train with, `flavour` applied; none for "high_precision". Errors: unknown
+/// recipe (names the known ones), flavour against the recipe's own.
+std::optional<Recipe> training_recipe(const TrainConfig& config);
+
+/// The candidate with the smallest edit distance from `word` (the first among equals).
+std::string nearest_word(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace octavo::train

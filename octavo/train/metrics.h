@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace octavo::train {
+
+/// A file of JSON values, one a line, appended and flushed line by line: what has been written
+/// survives the process. A run's metrics.jsonl has lines {"event": "train", "step", "loss", ...},
+/// {"event": "validation", ...}, {"event": "resume", ...}; after a resume a step may occur twice,
+/// and the later line holds.
+class JsonLines {
+ public:
+  /// Opens `path` for appending and makes its folder; `truncate` starts anew. Errors name the path.
+  enum class Mode : std::uint8_t { kAppend, kTruncate };
+  JsonLines(const std::filesystem::path& path, Mode mode);
+  ~JsonLines();
+  JsonLines(const JsonLines&) = delete;
+  JsonLines& operator=(const JsonLines&) = delete;
+
+  /// Errors: the line could not be written (disk full), naming the path.
+  void write(const nlohmann::json& value);
+
+ private:
+  std::filesystem::path path_;
+  std::FILE* file_ = nullptr;
+};
+
+/// Writes `value`, indented, to a temporary name beside `path` and renames it: `path` is whole or
+/// what it was. Errors name the path.
+void write_json(const std::filesystem::path& path, const nlohmann::json& value);
+
+/// Memory of this process in bytes, from /proc/self/status (0 where there is none).
+struct Memory {
+  std::int64_t resident = 0;
+  std::int64_t peak = 0;
+};
+Memory process_memory();
+
+/// What one progress line shows.
+struct Progress {
+  std::int64_t step = 0;  ///< steps done
+  std::int64_t steps = 0;
+  double loss = 0.0;
+  double gradient_norm = 0.0;
+  double lr = 0.0;
+  double tokens_per_second = 0.0;
+  std::optional<double> mfu;  ///< 0..1 of the device's peak; none: "n/a"
+  Memory memory;
+  double seconds_left = 0.0;
+};
+
+/// "step   120/1000  loss 2.3456  norm 0.53  lr 2.9e-03  12345 tok/s  MFU n/a  512 MiB (peak 600)
+/// 1m20s left", on one line.
+std::string progress_line(const Progress& progress);
+
+/// "45s", "1m20s", "2h05m".
+std::string duration(double seconds);
+
+/// The middle value (the mean of the two middle ones of an even count); 0 for none.
+double median(std::vector<double> values);
+
+/// Median of the steps after the tenth; of all where there are no more than ten.
+double seconds_per_step(const std::vector<double>& step_seconds);
+
+}  // namespace octavo::train

@@ -43,7 +43,7 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
   const std::string candidate = nearest(word, candidates);
-  return candidate.empty() ? "" : "; did you mean '" + candidate + "'?";
+  return candidate.empty() ? "" : " (did you mean '" + candidate + "'?)";
 }
 
 std::string join(const std::vector<std::string>& words) {

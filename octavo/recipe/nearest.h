@@ -12,7 +12,7 @@ namespace octavo {
 /// unrelated word gets no misleading suggestion. Case counts.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
-/// "; did you mean 'X'?", or an empty string where nothing is near. For ends of error messages.
+/// " (did you mean 'X'?)", or an empty string where nothing is near. For error messages.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
 /// "a, b, c".

@@ -55,7 +55,7 @@ Enum value_of(const std::string& field, const std::string& value,
 
 void set_field(Recipe& recipe, const std::string& field, const std::string& value) {
   TORCH_CHECK(std::find(kFields.begin(), kFields.end(), field) != kFields.end(),
-              "recipe: unknown field '", field, "'", did_you_mean(field, kFields), " ",
+              "recipe: unknown field '", field, "'", did_you_mean(field, kFields), "; ",
               name_of(recipe.name), " has the fields ", join(fields_of(recipe.name)));
   TORCH_CHECK(has_field(recipe.name, field), "recipe: ", name_of(recipe.name), " has no field ",
               field, "; its fields are ", join(fields_of(recipe.name)), "; leave it out");
@@ -103,7 +103,7 @@ Recipe named(const std::string& name) {
     known.push_back(alias);
   }
   TORCH_CHECK(false, "recipe: unknown name '", name, "'", did_you_mean(name, known),
-              " Known names: ", join(kNames), "; aliases: ",
+              "; known names: ", join(kNames), "; aliases: ",
               join({known.begin() + static_cast<std::ptrdiff_t>(kNames.size()), known.end()}));
 }
 

@@ -26,7 +26,7 @@ TEST(Nearest, UnrelatedWordGetsNothing) {
   EXPECT_EQ(nearest("", {"rowwise"}), "");
   EXPECT_EQ(nearest("rowwise", {}), "");
   EXPECT_EQ(did_you_mean("zzz", {"rowwise"}), "");
-  EXPECT_EQ(did_you_mean("rowise", {"rowwise"}), "; did you mean 'rowwise'?");
+  EXPECT_EQ(did_you_mean("rowise", {"rowwise"}), " (did you mean 'rowwise'?)");
 }
 
 TEST(Nearest, Join) {

@@ -4,12 +4,10 @@
 
 #include <optional>
 
+#include "octavo/device/native_products.h"
 #include "octavo/quantize/scaled_tensor.h"
 
 namespace octavo {
-
-/// Which implementation computes a product.
-enum class Backend : std::uint8_t { kAuto, kReference, kCublasLt, kCutlass, kAten, kEmulated };
 
 struct MatmulOptions {
   at::ScalarType out_dtype = at::kBFloat16;  ///< bf16, fp16 or fp32

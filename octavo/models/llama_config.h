@@ -6,21 +6,28 @@
 
 namespace octavo::models {
 
-/// Sizes of a Llama-3 style decoder. Letters: D model, F hidden, H heads, V vocabulary.
+/// Sizes of a Llama-3 style decoder. Letters: D model, F hidden, H heads, V vocabulary, T sequence.
 struct LlamaConfig {
-  std::int64_t vocabulary = 256;       ///< V
-  std::int64_t dim = 256;              ///< D
-  std::int64_t layers = 4;
-  std::int64_t heads = 4;              ///< H, of size dim / heads
-  std::int64_t kv_heads = 4;           ///< divides heads
-  std::int64_t hidden = 768;           ///< F
-  std::int64_t max_sequence = 8192;    ///< longest T
+  std::int64_t vocabulary = 256;     ///< V
+  std::int64_t dim = 256;            ///< D
+  std::int64_t layers = 4;           ///< blocks
+  std::int64_t heads = 4;            ///< H, of size dim / heads, which must be even (RoPE pairs)
+  std::int64_t kv_heads = 4;         ///< divides heads: each serves heads / kv_heads query heads
+  std::int64_t hidden = 768;         ///< F
+  std::int64_t max_sequence = 8192;  ///< longest T
   double rope_theta = 500000.0;
   double norm_eps = 1e-5;
-  bool tied_head = false;              ///< lm_head.weight is model.embed_tokens.weight
+  bool tied_head = false;  ///< lm_head.weight is model.embed_tokens.weight
 
-  /// An error naming the field where sizes do not divide.
+  /// Features of one head. Only for sizes that passed validate().
+  std::int64_t head_dim() const { return dim / heads; }
+  /// Features of all key (or value) heads.
+  std::int64_t kv_dim() const { return kv_heads * head_dim(); }
+
+  /// Errors: the first field that breaks its rule, with its value and the rule.
   void validate() const;
+
+  friend bool operator==(const LlamaConfig&, const LlamaConfig&) = default;
 };
 
 /// "debug", ..., "llama3-8b": names of the presets, smallest first.

@@ -15,6 +15,7 @@ struct LinearOptions {
   std::int64_t in_features = 0;
   std::int64_t out_features = 0;
   bool bias = false;
+  at::TensorOptions tensor = {};  ///< dtype and device of weight and bias
 };
 
 /// y = x . w^T (+ bias). Without a recipe an ordinary linear; with one, float8_linear. Converting
@@ -27,6 +28,10 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl> {
   void pretty_print(std::ostream& stream) const override;
 
   torch::Tensor forward(const torch::Tensor& x);  // (..., in) -> (..., out)
+
+  /// Registers `other` itself as this module's weight: one tensor under two names, whose gradient
+  /// is the sum of both uses. Errors: a shape other than (out_features, in_features).
+  void tie_weight(const torch::Tensor& other);
 
   LinearOptions options;
   torch::Tensor weight;  // (out_features, in_features)

@@ -74,9 +74,9 @@ struct Batch {
   at::Tensor targets;  ///< (B, T) int64
 };
 
-/// Random windows of the training tokens. Each row's start depends on (seed, step, micro_batch,
-/// row) and nothing else: any step can be drawn at any time, so a resumed run sees the data of an
-/// uninterrupted one.
+/// Random windows of the training tokens. The start of a row depends on (seed, step, micro_batch *
+/// B + row) and nothing else: any step can be drawn at any time, so a resumed run sees the data of
+/// an uninterrupted one, and two micro-batches of 4 rows are one of 8.
 class BatchSampler {
  public:
   struct Options {

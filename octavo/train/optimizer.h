@@ -3,16 +3,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <map>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "octavo/train/config.h"
+#include "octavo/train/safetensors.h"
 
 namespace octavo::train {
-
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// `named` without the second and later names of a tensor (tied weights are registered under two).
 /// The first name stays; the order is kept.
@@ -48,10 +44,10 @@ class AdamW {
 
   /// "<parameter>.exp_avg", "<parameter>.exp_avg_sq" and "<parameter>.step" (fp32 scalar) of every
   /// parameter; the tensors are the live ones, not copies.
-  std::map<std::string, at::Tensor> state() const;
+  NamedTensors state() const;
   /// Copies `state` in. Errors name the entry that is missing, unknown, or of another size or
   /// dtype.
-  void load_state(const std::map<std::string, at::Tensor>& state);
+  void load_state(const NamedTensors& state);
 
   const NamedTensors& parameters() const { return parameters_; }
 

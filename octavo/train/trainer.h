@@ -15,13 +15,14 @@ namespace octavo::train {
 /// What a run came to. summary.json holds the same (to_json).
 struct TrainResult {
   std::string recipe;   ///< canonical, or "high_precision"
-  std::string flavour;  ///< "ocp" or "fnuz" as used; "n/a" without a recipe
+  std::string flavour;  ///< "ocp" or "fnuz" as used; "none" without a recipe
   std::int64_t layers_converted = 0;
   std::int64_t layers_total = 0;  ///< every octavo::nn::Linear of the model, lm_head included
   std::int64_t parameters = 0;    ///< tied ones once
   std::int64_t steps = 0;         ///< done, those before a resume included
   double train_loss = 0.0;        ///< of the last step
-  double validation_loss = 0.0;   ///< nats per token, the recipe as config.eval_recipe says
+  double validation_loss = 0.0;   ///< nats per token, with the products eval_recipe names
+  std::string eval_recipe;        ///< "trained" or "high_precision"
   double seconds_per_step = 0.0;  ///< median of the steps after the tenth
   double tokens_per_second = 0.0;
   double seconds_total = 0.0;    ///< of this process: training, validation and checkpoints

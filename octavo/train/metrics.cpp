@@ -1,0 +1,120 @@
+#include "octavo/train/metrics.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdarg>
+#include <cstring>
+#include <fstream>
+#include <system_error>
+
+namespace octavo::train {
+
+namespace {
+
+constexpr char kRepair[] = "; free some space or choose another run_dir";
+
+void make_parent(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!path.has_parent_path()) return;
+  std::filesystem::create_directories(path.parent_path(), error);
+  TORCH_CHECK(!error, "run_dir: cannot make '", path.parent_path().string(), "': ", error.message(),
+              kRepair);
+}
+
+__attribute__((format(printf, 1, 2))) std::string format(const char* pattern, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, pattern);
+  std::vsnprintf(text, sizeof(text), pattern, arguments);
+  va_end(arguments);
+  return text;
+}
+
+double mebibytes(std::int64_t bytes) { return static_cast<double>(bytes) / (1024.0 * 1024.0); }
+
+}  // namespace
+
+JsonLines::JsonLines(const std::filesystem::path& path, Mode mode) : path_(path) {
+  make_parent(path);
+  file_ = std::fopen(path.c_str(), mode == Mode::kTruncate ? "w" : "a");
+  TORCH_CHECK(file_ != nullptr, "metrics: cannot open '", path.string(),
+              "': ", std::strerror(errno), kRepair);
+}
+
+JsonLines::~JsonLines() { std::fclose(file_); }
+
+void JsonLines::write(const nlohmann::json& value) {
+  const std::string line = value.dump() + "\n";
+  const bool good = std::fwrite(line.data(), 1, line.size(), file_) == line.size();
+  TORCH_CHECK(std::fflush(file_) == 0 && good, "metrics: cannot write to '", path_.string(),
+              "': ", std::strerror(errno), kRepair);
+}
+
+void write_json(const std::filesystem::path& path, const nlohmann::json& value) {
+  make_parent(path);
+  std::filesystem::path temporary = path;
+  temporary += ".tmp";
+  std::ofstream file(temporary);
+  file << value.dump(2) << "\n";
+  file.close();
+  std::error_code error;
+  if (file) std::filesystem::rename(temporary, path, error);
+  if (!file || error) {
+    std::error_code ignored;
+    std::filesystem::remove(temporary, ignored);
+    TORCH_CHECK(false, "summary: cannot write '", path.string(),
+                "': ", error ? error.message() : std::strerror(errno), kRepair);
+  }
+}
+
+Memory process_memory() {
+  Memory memory;
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    std::int64_t* field = line.starts_with("VmRSS:")   ? &memory.resident
+                          : line.starts_with("VmHWM:") ? &memory.peak
+                                                       : nullptr;
+    if (field) *field = std::strtoll(line.c_str() + 6, nullptr, 10) * 1024;  // "VmRSS:  123 kB"
+  }
+  return memory;
+}
+
+std::string progress_line(const Progress& p) {
+  const std::string mfu = p.mfu ? format("%.1f%%", *p.mfu * 100.0) : "n/a";
+  const int width = static_cast<int>(std::to_string(p.steps).size());
+  return format(
+      "step %*lld/%lld  loss %.4f  norm %.3g  lr %.3g  %.0f tok/s  MFU %s  %.0f MiB (peak %.0f)  "
+      "%s left",
+      width, static_cast<long long>(p.step), static_cast<long long>(p.steps), p.loss,
+      p.gradient_norm, p.lr, p.tokens_per_second, mfu.c_str(), mebibytes(p.memory.resident),
+      mebibytes(p.memory.peak), duration(p.seconds_left).c_str());
+}
+
+std::string duration(double seconds) {
+  if (!(seconds >= 0.0 && seconds < 1e9)) return "?";
+  const auto whole = static_cast<long long>(std::llround(seconds));
+  if (whole < 60) return format("%llds", whole);
+  if (whole < 3600) return format("%lldm%02llds", whole / 60, whole % 60);
+  return format("%lldh%02lldm", whole / 3600, whole / 60 % 60);
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0.0;
+  const std::size_t middle = values.size() / 2;
+  std::nth_element(values.begin(), values.begin() + middle, values.end());
+  const double upper = values[middle];
+  if (values.size() % 2 == 1) return upper;
+  const double lower = *std::max_element(values.begin(), values.begin() + middle);
+  return (lower + upper) / 2.0;
+}
+
+double seconds_per_step(const std::vector<double>& step_seconds) {
+  constexpr std::size_t kWarm = 10;
+  if (step_seconds.size() <= kWarm) return median(step_seconds);
+  return median({step_seconds.begin() + kWarm, step_seconds.end()});
+}
+
+}  // namespace octavo::train

@@ -11,7 +11,8 @@ namespace octavo {
 
 struct MatmulOptions {
   at::ScalarType out_dtype = at::kBFloat16;  ///< bf16, fp16 or fp32
-  std::optional<at::Tensor> bias;            ///< (N), added in fp32 before the one rounding
+  std::optional<at::Tensor> bias =
+      std::nullopt;  ///< (N), fp32, bf16 or fp16, added in fp32 before the one rounding
   /// Let FP8 tensor cores keep partial sums in fewer bits (NVIDIA only; ignored elsewhere).
   bool fast_accumulation = false;
   Backend backend = Backend::kAuto;

@@ -1,0 +1,115 @@
+#include "octavo/gemm/reference.h"
+
+#include <ATen/Context.h>
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+
+#include "octavo/kernels/counter.h"
+#include "octavo/kernels/cpu/epilogue.h"
+#include "octavo/quantize/dequantize.h"
+
+namespace octavo {
+namespace {
+
+using kernels::cpu::EpilogueArgs;
+using kernels::cpu::EpilogueOut;
+
+constexpr std::int64_t kGrainElements = 32768;  // as for decoding: a few us a thread
+
+// torch.set_float32_matmul_precision("medium") lets oneDNN multiply fp32 matrices in bf16 on CPUs
+// that have it. A reference must not. Touches the setting only where it is reduced.
+class FullPrecisionGuard {
+ public:
+  FullPrecisionGuard() : saved_(at::globalContext().float32Precision(kBackend, kOp)) {
+    if (reduced())
+      at::globalContext().setFloat32Precision(kBackend, kOp, at::Float32Precision::IEEE);
+  }
+  ~FullPrecisionGuard() {
+    if (reduced()) at::globalContext().setFloat32Precision(kBackend, kOp, saved_);
+  }
+  FullPrecisionGuard(const FullPrecisionGuard&) = delete;
+  FullPrecisionGuard& operator=(const FullPrecisionGuard&) = delete;
+
+ private:
+  static constexpr at::Float32Backend kBackend = at::Float32Backend::MKLDNN;
+  static constexpr at::Float32Op kOp = at::Float32Op::MATMUL;
+  bool reduced() const {
+    return saved_ == at::Float32Precision::BF16 || saved_ == at::Float32Precision::TF32;
+  }
+  at::Float32Precision saved_;
+};
+
+// (M, N) = a32 (M, K) . b32 (N, K)^T in fp32, whatever autocast, autograd and precision settings
+// the caller runs under.
+at::Tensor mm_nt(const at::Tensor& a32, const at::Tensor& b32) {
+  const c10::impl::ExcludeDispatchKeyGuard below(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+  const FullPrecisionGuard precision;
+  return at::mm(a32, b32.t());
+}
+
+// The bias as fp32, by hand: N elements, and a dispatcher copy here would look like a copy of an
+// operand to whoever counts them.
+at::Tensor bias_as_float(const at::Tensor& bias) {
+  if (bias.scalar_type() == at::kFloat && bias.is_contiguous()) return bias;
+  const std::int64_t n = bias.size(0), stride = bias.stride(0);
+  at::Tensor out = at::empty({n}, bias.options().dtype(at::kFloat));
+  float* to = out.mutable_data_ptr<float>();
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, bias.scalar_type(), "bias", [&] {
+    const scalar_t* from = bias.const_data_ptr<scalar_t>();
+    for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(from[i * stride]);
+  });
+  return out;
+}
+
+EpilogueOut out_type_of(at::ScalarType dtype) {
+  if (dtype == at::kFloat) return EpilogueOut::kFloat;
+  return dtype == at::kBFloat16 ? EpilogueOut::kBFloat16 : EpilogueOut::kHalf;
+}
+
+}  // namespace
+
+at::Tensor scaled_mm_reference(const ScaledTensor& a, const ScaledTensor& b,
+                               const MatmulOptions& options) {
+  const bool scale_after = a.granularity.block_columns == 0 && b.granularity.block_columns == 0;
+  at::Tensor acc;
+  if (scale_after) {
+    acc = mm_nt(decode_unscaled(a), decode_unscaled(b));
+  } else {
+    acc = mm_nt(dequantize(a), dequantize(b));
+  }
+  const bool to_float = options.out_dtype == at::kFloat;
+  if (!scale_after && to_float && !options.bias) return acc;
+
+  const std::int64_t m = acc.size(0), n = acc.size(1);
+  const at::Tensor bias = options.bias ? bias_as_float(*options.bias) : at::Tensor();
+  const at::Tensor out = to_float ? acc : at::empty({m, n}, acc.options().dtype(options.out_dtype));
+  static constexpr float kOne = 1.0f;
+  EpilogueArgs args{
+      .acc = acc.const_data_ptr<float>(),
+      .columns = n,
+      .scale_a = &kOne,
+      .scale_b = &kOne,
+      .bias = bias.defined() ? bias.const_data_ptr<float>() : nullptr,
+      .out = out.mutable_data_ptr(),
+      .out_type = out_type_of(options.out_dtype),
+  };
+  if (scale_after) {
+    args.scale_a = a.scale.const_data_ptr<float>();
+    args.scale_a_stride = a.granularity.block_rows;  // 0: one scale for all rows
+    args.scale_b = b.scale.const_data_ptr<float>();
+    args.scale_b_stride = b.granularity.block_rows;
+  }
+  ++kernels::counters().epilogue;
+  at::parallel_for(
+      0, m, std::max<std::int64_t>(1, kGrainElements / n),
+      [&](std::int64_t begin, std::int64_t end) { kernels::cpu::epilogue_rows(args, begin, end); });
+  return out;
+}
+
+}  // namespace octavo

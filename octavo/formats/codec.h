@@ -85,7 +85,7 @@ OCTAVO_HOST_DEVICE constexpr std::uint8_t encode(Format format, float x,
       out = (significand + ((1u << (drop - 1)) - 1u) + odd) >> drop;
     }
   }
-  if (out > f.max_byte || magnitude == internal::kInfinityBits) {
+  if (out > f.max_byte) {  // infinities too
     if (overflow == Overflow::kSaturate) {
       out = f.max_byte;
     } else {

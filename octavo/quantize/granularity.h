@@ -17,8 +17,8 @@ struct Granularity {
   friend constexpr bool operator==(const Granularity&, const Granularity&) = default;
 
   static constexpr Granularity tensorwise() { return {0, 0}; }
-  static constexpr Granularity rowwise() { return {1, 0}; }   ///< 1 x K
-  static constexpr Granularity colwise() { return {0, 1}; }   ///< M x 1
+  static constexpr Granularity rowwise() { return {1, 0}; }  ///< 1 x K
+  static constexpr Granularity colwise() { return {0, 1}; }  ///< M x 1
   static constexpr Granularity block_1x128() { return {1, 128}; }
   static constexpr Granularity block_128x1() { return {128, 1}; }
   static constexpr Granularity block_128x128() { return {128, 128}; }
@@ -44,10 +44,10 @@ std::string to_string(const Granularity& granularity);
 
 /// How the scales lie in memory.
 enum class ScaleLayout : std::uint8_t {
-  kPlain,         ///< (scale_rows, scale_columns), row-major
-  kColumnMajor,   ///< the same sizes, strides (1, scale_rows): one column per 128-wide K block
-  kPadded4,       ///< the same sizes, K blocks contiguous, row stride a multiple of 4
-  kTiled128x4,    ///< e8m0 in 128x4 tiles (MX products on Blackwell)
+  kPlain,        ///< (scale_rows, scale_columns), row-major
+  kColumnMajor,  ///< the same sizes, strides (1, scale_rows): one column per 128-wide K block
+  kPadded4,      ///< the same sizes, K blocks contiguous, row stride a multiple of 4
+  kTiled128x4,   ///< e8m0 in 128x4 tiles (MX products on Blackwell)
 };
 
 /// The layout products expect for `granularity`: kColumnMajor for 1x128 (and 128x1's transposed

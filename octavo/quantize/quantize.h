@@ -23,8 +23,8 @@ struct LayoutSpec {
 /// Which layouts of an operand are wanted, and how each is quantised. An absent layout costs
 /// nothing.
 struct OperandSpec {
-  std::optional<LayoutSpec> rows;
-  std::optional<LayoutSpec> transposed;
+  std::optional<LayoutSpec> rows = {};
+  std::optional<LayoutSpec> transposed = {};
 };
 
 /// Quantises the operand `x` into the wanted layouts.

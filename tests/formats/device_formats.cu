@@ -1,4 +1,5 @@
-// Every function of octavo/formats in a kernel, compared with the host on a GPU.
+// Every function of octavo/formats in a kernel, compared with the host on a GPU. The headers of
+// octavo/device are host code that nvcc must accept.
 //
 // tests/formats/test_device_compile.py compiles this file; where there is a GPU the program also
 // runs: nvcc -std=c++20 -I. tests/formats/device_formats.cu -o /tmp/t && /tmp/t
@@ -7,6 +8,9 @@
 #include <cstring>
 #include <vector>
 
+#include "octavo/device/architecture.h"
+#include "octavo/device/native_products.h"
+#include "octavo/device/peak_rates.h"
 #include "octavo/formats/codec.h"
 #include "octavo/formats/e8m0.h"
 #include "octavo/formats/format.h"

@@ -7,19 +7,16 @@
 #include <ATen/ops/mm.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <algorithm>
-
 #include "octavo/kernels/counter.h"
 #include "octavo/kernels/cpu/epilogue.h"
 #include "octavo/quantize/dequantize.h"
+#include "octavo/quantize/split.h"
 
 namespace octavo {
 namespace {
 
-using kernels::cpu::EpilogueArgs;
-using kernels::cpu::EpilogueOut;
-
-constexpr std::int64_t kGrainElements = 32768;  // as for decoding: a few us a thread
+using kernels::EpilogueArgs;
+using kernels::HighPrecision;
 
 // torch.set_float32_matmul_precision("medium") lets oneDNN multiply fp32 matrices in bf16 on CPUs
 // that have it. A reference must not. Touches the setting only where it is reduced.
@@ -67,9 +64,9 @@ at::Tensor bias_as_float(const at::Tensor& bias) {
   return out;
 }
 
-EpilogueOut out_type_of(at::ScalarType dtype) {
-  if (dtype == at::kFloat) return EpilogueOut::kFloat;
-  return dtype == at::kBFloat16 ? EpilogueOut::kBFloat16 : EpilogueOut::kHalf;
+HighPrecision out_type_of(at::ScalarType dtype) {
+  if (dtype == at::kFloat) return HighPrecision::kFloat32;
+  return dtype == at::kBFloat16 ? HighPrecision::kBFloat16 : HighPrecision::kFloat16;
 }
 
 }  // namespace
@@ -106,9 +103,9 @@ at::Tensor scaled_mm_reference(const ScaledTensor& a, const ScaledTensor& b,
     args.scale_b_stride = b.granularity.block_rows;
   }
   ++kernels::counters().epilogue;
-  at::parallel_for(
-      0, m, std::max<std::int64_t>(1, kGrainElements / n),
-      [&](std::int64_t begin, std::int64_t end) { kernels::cpu::epilogue_rows(args, begin, end); });
+  at::parallel_for(0, m, grain(n), [&](std::int64_t begin, std::int64_t end) {
+    kernels::epilogue_rows(args, begin, end);
+  });
   return out;
 }
 

@@ -4,20 +4,16 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-
 #include "octavo/kernels/counter.h"
 #include "octavo/kernels/cpu/decode.h"
 #include "octavo/quantize/check.h"
+#include "octavo/quantize/split.h"
 
 namespace octavo {
 namespace {
 
-using kernels::cpu::DecodeArgs;
-using kernels::cpu::ScaleKind;
-
-// Below this many elements a thread costs more than it saves: about 5 us of decoding.
-constexpr std::int64_t kGrainElements = 32768;
+using kernels::DecodeArgs;
+using kernels::ScaleKind;
 
 at::Tensor decode(const ScaledTensor& matrix, ScaleKind scale_kind) {
   TORCH_CHECK(matrix.data.device().is_cpu(), "matrix.data: expected a CPU tensor, got device ",
@@ -43,9 +39,9 @@ at::Tensor decode(const ScaledTensor& matrix, ScaleKind scale_kind) {
     args.block_rows = blocks.block_rows == 0 ? rows : blocks.block_rows;
     args.block_columns = blocks.block_columns == 0 ? columns : blocks.block_columns;
   }
-  at::parallel_for(
-      0, rows, std::max<std::int64_t>(1, kGrainElements / columns),
-      [&](std::int64_t begin, std::int64_t end) { kernels::cpu::decode_rows(args, begin, end); });
+  at::parallel_for(0, rows, grain(columns), [&](std::int64_t begin, std::int64_t end) {
+    kernels::decode_rows(args, begin, end);
+  });
   return out;
 }
 

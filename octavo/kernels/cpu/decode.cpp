@@ -12,7 +12,7 @@
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
-namespace octavo::kernels::cpu {
+namespace octavo::kernels {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -143,11 +143,11 @@ void DecodeRows(const DecodeArgs& args, std::int64_t row_begin, std::int64_t row
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace octavo::kernels::cpu
+}  // namespace octavo::kernels
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace octavo::kernels::cpu {
+namespace octavo::kernels {
 
 HWY_EXPORT(DecodeRows);
 
@@ -155,5 +155,5 @@ void decode_rows(const DecodeArgs& args, std::int64_t row_begin, std::int64_t ro
   HWY_DYNAMIC_DISPATCH(DecodeRows)(args, row_begin, row_end);
 }
 
-}  // namespace octavo::kernels::cpu
+}  // namespace octavo::kernels
 #endif  // HWY_ONCE

@@ -4,7 +4,7 @@
 
 #include "octavo/formats/format.h"
 
-namespace octavo::kernels::cpu {
+namespace octavo::kernels {
 
 /// What the scale pointer of a DecodeArgs points to.
 enum class ScaleKind : std::uint8_t {
@@ -41,4 +41,4 @@ struct DecodeArgs {
 /// out must not overlap data. Does not throw, allocates nothing.
 void decode_rows(const DecodeArgs& args, std::int64_t row_begin, std::int64_t row_end);
 
-}  // namespace octavo::kernels::cpu
+}  // namespace octavo::kernels

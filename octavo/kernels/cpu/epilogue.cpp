@@ -9,7 +9,7 @@
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
-namespace octavo::kernels::cpu {
+namespace octavo::kernels {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -56,14 +56,14 @@ HWY_INLINE hn::Vec<DOut16> ToHalf(hn::Vec<DFloat> x) {
   return Narrow(half);
 }
 
-template <EpilogueOut kOut>
-using OutElement = std::conditional_t<kOut == EpilogueOut::kFloat, float, std::uint16_t>;
+template <HighPrecision kOut>
+using OutElement = std::conditional_t<kOut == HighPrecision::kFloat32, float, std::uint16_t>;
 
-template <EpilogueOut kOut>
+template <HighPrecision kOut>
 HWY_INLINE void Store(hn::Vec<DFloat> x, OutElement<kOut>* out) {
-  if constexpr (kOut == EpilogueOut::kFloat) {
+  if constexpr (kOut == HighPrecision::kFloat32) {
     hn::StoreU(x, DFloat(), out);
-  } else if constexpr (kOut == EpilogueOut::kBFloat16) {
+  } else if constexpr (kOut == HighPrecision::kBFloat16) {
     hn::StoreU(ToBFloat16(x), DOut16(), out);
   } else {
     hn::StoreU(ToHalf(x), DOut16(), out);
@@ -71,7 +71,7 @@ HWY_INLINE void Store(hn::Vec<DFloat> x, OutElement<kOut>* out) {
 }
 
 // One vector of a row. No pointer is HWY_RESTRICT here: out may be acc.
-template <EpilogueOut kOut>
+template <HighPrecision kOut>
 HWY_INLINE void EpilogueStep(const float* acc, hn::Vec<DFloat> scale_a, hn::Vec<DFloat> scale_b,
                              const float* bias, OutElement<kOut>* out) {
   const DFloat df;
@@ -80,7 +80,7 @@ HWY_INLINE void EpilogueStep(const float* acc, hn::Vec<DFloat> scale_a, hn::Vec<
   Store<kOut>(value, out);
 }
 
-template <EpilogueOut kOut>
+template <HighPrecision kOut>
 void EpilogueRowsOf(const EpilogueArgs& args, std::int64_t row_begin, std::int64_t row_end) {
   const DFloat df;
   const std::int64_t step = static_cast<std::int64_t>(hn::Lanes(df));
@@ -114,21 +114,21 @@ void EpilogueRowsOf(const EpilogueArgs& args, std::int64_t row_begin, std::int64
 void EpilogueRows(const EpilogueArgs& args, std::int64_t row_begin, std::int64_t row_end) {
   if (args.columns == 0) return;  // scale_b may then be empty too
   switch (args.out_type) {
-    case EpilogueOut::kFloat:
-      return EpilogueRowsOf<EpilogueOut::kFloat>(args, row_begin, row_end);
-    case EpilogueOut::kBFloat16:
-      return EpilogueRowsOf<EpilogueOut::kBFloat16>(args, row_begin, row_end);
-    case EpilogueOut::kHalf:
-      return EpilogueRowsOf<EpilogueOut::kHalf>(args, row_begin, row_end);
+    case HighPrecision::kFloat32:
+      return EpilogueRowsOf<HighPrecision::kFloat32>(args, row_begin, row_end);
+    case HighPrecision::kBFloat16:
+      return EpilogueRowsOf<HighPrecision::kBFloat16>(args, row_begin, row_end);
+    case HighPrecision::kFloat16:
+      return EpilogueRowsOf<HighPrecision::kFloat16>(args, row_begin, row_end);
   }
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace octavo::kernels::cpu
+}  // namespace octavo::kernels
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace octavo::kernels::cpu {
+namespace octavo::kernels {
 
 HWY_EXPORT(EpilogueRows);
 
@@ -136,5 +136,5 @@ void epilogue_rows(const EpilogueArgs& args, std::int64_t row_begin, std::int64_
   HWY_DYNAMIC_DISPATCH(EpilogueRows)(args, row_begin, row_end);
 }
 
-}  // namespace octavo::kernels::cpu
+}  // namespace octavo::kernels
 #endif  // HWY_ONCE

@@ -2,10 +2,9 @@
 
 #include <cstdint>
 
-namespace octavo::kernels::cpu {
+#include "octavo/kernels/matrix.h"
 
-/// Element type an epilogue writes.
-enum class EpilogueOut : std::uint8_t { kFloat, kBFloat16, kHalf };
+namespace octavo::kernels {
 
 /// An fp32 product (M, N) on its way to the output type.
 struct EpilogueArgs {
@@ -16,8 +15,8 @@ struct EpilogueArgs {
   const float* scale_b = nullptr;   ///< scale of column n at n * scale_b_stride
   std::int64_t scale_b_stride = 0;  ///< 0 repeats one scale; otherwise 1
   const float* bias = nullptr;      ///< (N), or nullptr for none
-  void* out = nullptr;              ///< (M, N), row-major; may be acc itself with kFloat
-  EpilogueOut out_type = EpilogueOut::kFloat;
+  void* out = nullptr;              ///< (M, N), row-major; may be acc itself with kFloat32
+  HighPrecision out_type = HighPrecision::kFloat32;
 };
 
 /// Applies scales and bias to rows [row_begin, row_end) and rounds once, to nearest even:
@@ -30,4 +29,4 @@ struct EpilogueArgs {
 /// allocates nothing; the same bits on every instruction set.
 void epilogue_rows(const EpilogueArgs& args, std::int64_t row_begin, std::int64_t row_end);
 
-}  // namespace octavo::kernels::cpu
+}  // namespace octavo::kernels

@@ -3,16 +3,25 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <string>
 #include <vector>
 
 #include "octavo/formats/codec.h"
 #include "octavo/formats/e8m0.h"
-#include "tests/kernels/cpu/each_target.h"
+#include "octavo/kernels/cpu/targets.h"
 
-namespace octavo::kernels::cpu {
+namespace octavo::kernels {
 namespace {
 
-using testing::for_each_target;
+// body(name) for each instruction set this machine has.
+template <class Body>
+void for_each_target(const Body& body) {
+  for (std::int64_t target : cpu_targets()) {
+    use_cpu_target(target);
+    body(cpu_target_name(target));
+  }
+  use_cpu_target(0);
+}
 
 constexpr float kGuard = 12345.0f;
 
@@ -29,7 +38,7 @@ std::vector<std::uint8_t> some_bytes(std::int64_t size, int seed) {
 
 // Every byte at every position of a step, so next to specials and without them.
 TEST(Decode, EveryByteIsTheCodecs) {
-  for_each_target([](const char* target) {
+  for_each_target([](const std::string& target) {
     for (Format format : kAllFormats) {
       for (int byte = 0; byte < 256; ++byte) {
         const std::vector<std::uint8_t> data(77, static_cast<std::uint8_t>(byte));
@@ -51,7 +60,7 @@ TEST(Decode, EveryByteIsTheCodecs) {
 }
 
 TEST(Decode, AnyLengthAndNothingOutsideIt) {
-  for_each_target([](const char* target) {
+  for_each_target([](const std::string& target) {
     for (Format format : kAllFormats) {
       for (std::int64_t size = 0; size <= 130; ++size) {
         const auto data = some_bytes(size, 3);
@@ -82,7 +91,7 @@ struct Blocks {
 TEST(Decode, ScalesOfBlocksInStridedMatrices) {
   const std::int64_t kRows = 7, kColumns = 131, kStride = 140;
   const auto data = some_bytes(kRows * kStride, 5);
-  for_each_target([&](const char* target) {
+  for_each_target([&](const std::string& target) {
     for (Format format : kAllFormats) {
       for (Blocks block : {Blocks{1, 32}, {1, 128}, {3, 131}, {7, 1}, {2, 50}, {1, 1}}) {
         for (ScaleKind kind : {ScaleKind::kFloat, ScaleKind::kE8M0}) {
@@ -145,4 +154,4 @@ TEST(Decode, NoRowsTouchNothing) {
 }
 
 }  // namespace
-}  // namespace octavo::kernels::cpu
+}  // namespace octavo::kernels

@@ -4,14 +4,23 @@
 
 #include <bit>
 #include <cmath>
+#include <string>
 #include <vector>
 
-#include "tests/kernels/cpu/each_target.h"
+#include "octavo/kernels/cpu/targets.h"
 
-namespace octavo::kernels::cpu {
+namespace octavo::kernels {
 namespace {
 
-using testing::for_each_target;
+// body(name) for each instruction set this machine has.
+template <class Body>
+void for_each_target(const Body& body) {
+  for (std::int64_t target : cpu_targets()) {
+    use_cpu_target(target);
+    body(cpu_target_name(target));
+  }
+  use_cpu_target(0);
+}
 
 std::uint32_t bits(float x) { return std::bit_cast<std::uint32_t>(x); }
 
@@ -47,19 +56,19 @@ TEST(Epilogue, RoundsOnceToNearestEven) {
   }
   const float one = 1.0f;
   const std::int64_t n = static_cast<std::int64_t>(acc.size());
-  for_each_target([&](const char* target) {
+  for_each_target([&](const std::string& target) {
     std::vector<std::uint16_t> out(acc.size());
     EpilogueArgs args{.acc = acc.data(),
                       .columns = n,
                       .scale_a = &one,
                       .scale_b = &one,
                       .out = out.data(),
-                      .out_type = EpilogueOut::kBFloat16};
+                      .out_type = HighPrecision::kBFloat16};
     epilogue_rows(args, 0, 1);
     for (std::size_t i = 0; i < acc.size(); ++i) {
       ASSERT_EQ(out[i], to_bfloat16(acc[i])) << target << std::hex << " of bits " << bits(acc[i]);
     }
-    args.out_type = EpilogueOut::kHalf;
+    args.out_type = HighPrecision::kFloat16;
     epilogue_rows(args, 0, 1);
     for (std::size_t i = 0; i < acc.size(); ++i) {
       ASSERT_EQ(out[i], to_half(acc[i])) << target << std::hex << " of bits " << bits(acc[i]);
@@ -71,7 +80,7 @@ TEST(Epilogue, RoundsOnceToNearestEven) {
 // place, a range of rows, and nothing written outside it.
 TEST(Epilogue, ScalesThenBias) {
   const std::int64_t kRows = 4;
-  for_each_target([&](const char* target) {
+  for_each_target([&](const std::string& target) {
     for (std::int64_t columns = 1; columns <= 70; ++columns) {
       std::vector<float> acc(static_cast<std::size_t>(kRows * columns));
       std::vector<float> scale_a(4), scale_b(static_cast<std::size_t>(columns)), bias(scale_b);
@@ -93,11 +102,11 @@ TEST(Epilogue, ScalesThenBias) {
                           .scale_b_stride = rows_b,
                           .bias = with_bias ? bias.data() : nullptr,
                           .out = half.data(),
-                          .out_type = EpilogueOut::kBFloat16};
+                          .out_type = HighPrecision::kBFloat16};
         epilogue_rows(args, 1, 3);
         args.acc = in_place.data();
         args.out = in_place.data();
-        args.out_type = EpilogueOut::kFloat;
+        args.out_type = HighPrecision::kFloat32;
         epilogue_rows(args, 1, 3);
         for (std::int64_t m = 0; m < kRows; ++m) {
           for (std::int64_t n = 0; n < columns; ++n) {
@@ -123,8 +132,8 @@ TEST(Epilogue, ScalesThenBias) {
 
 TEST(Epilogue, NoRowsOrColumnsTouchNothing) {
   epilogue_rows({}, 0, 3);
-  epilogue_rows({.columns = 0, .out_type = EpilogueOut::kBFloat16}, 0, 3);
+  epilogue_rows({.columns = 0, .out_type = HighPrecision::kBFloat16}, 0, 3);
 }
 
 }  // namespace
-}  // namespace octavo::kernels::cpu
+}  // namespace octavo::kernels

@@ -7,7 +7,7 @@
 
 #include "octavo/formats/codec.h"
 
-namespace octavo::kernels::cpu {
+namespace octavo::kernels {
 namespace {
 
 // Finite bytes: NaN sends its 32 neighbours through the scalar codec.
@@ -61,4 +61,4 @@ BENCHMARK_CAPTURE(decode_matrix, blocks_1x128, ScaleKind::kFloat, 128)->Apply(si
 BENCHMARK_CAPTURE(decode_matrix, mx_1x32, ScaleKind::kE8M0, 32)->Apply(sizes);
 
 }  // namespace
-}  // namespace octavo::kernels::cpu
+}  // namespace octavo::kernels

@@ -49,8 +49,7 @@ HWY_INLINE hn::Vec<DOut16> ToHalf(hn::Vec<DFloat> x) {
   const auto shifted = hn::Add(hn::BitCast(df, magnitude), hn::Set(df, 0.5f));
   const auto subnormal = hn::Sub(hn::BitCast(dw, shifted), hn::Set(dw, 126u << 23));
   half = hn::IfThenElse(hn::Lt(magnitude, hn::Set(dw, 113u << 23)), subnormal, half);
-  half =
-      hn::IfThenElse(hn::Gt(magnitude, hn::Set(dw, (143u << 23) - 1u)), hn::Set(dw, 0x7C00u), half);
+  half = hn::IfThenElse(hn::Gt(magnitude, hn::Set(dw, 143u << 23)), hn::Set(dw, 0x7C00u), half);
   half = hn::Or(half, sign);
   half = hn::IfThenElse(hn::RebindMask(dw, hn::IsNaN(x)), hn::Set(dw, 0x7E00u), half);
   return Narrow(half);

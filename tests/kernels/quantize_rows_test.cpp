@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "octavo/kernels/cpu/targets.h"
-#include "tests/reference_fp8.h"
+#include "tests/quantize/scaling_reference.h"
 
 namespace octavo::kernels {
 namespace {

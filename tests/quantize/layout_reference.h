@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "octavo/quantize/quantize.h"
-#include "tests/reference_fp8.h"
+#include "tests/quantize/scaling_reference.h"
 
 namespace octavo::reference {
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Quantisation by definition, in double precision and ldexp: what the kernels' tests compare with.
-// Shares with the library only the table of format limits.
+// Scaling and quantising by definition, in double precision and ldexp: what the tests of the
+// kernels and of quantize_operand() compare with.
 
 #include <algorithm>
 #include <cmath>
@@ -10,35 +10,15 @@
 
 #include "octavo/formats/format.h"
 #include "octavo/formats/scaling.h"
+#include "tests/formats/reference.h"
 
 namespace octavo::reference {
 
 /// x rounded to the nearest value of `format`, ties to even, saturating; NaN canonical.
 inline std::uint8_t cast(Format format, float x) {
-  const FormatLimits f = limits(format);
-  if (std::isnan(x)) return f.nan_byte;
-  const int min_exponent = 1 - f.bias;
-  const double magnitude = std::fabs(static_cast<double>(x));
-  std::uint8_t byte = f.max_byte;
-  if (magnitude < 2.0 * f.max) {
-    const int exponent =
-        magnitude == 0 ? min_exponent : std::max(min_exponent, std::ilogb(magnitude));
-    // std::nearbyint rounds ties to even in the default rounding mode.
-    const double steps = std::nearbyint(std::ldexp(magnitude, f.mantissa_bits - exponent));
-    const double value = std::ldexp(steps, exponent - f.mantissa_bits);
-    if (value <= f.max) {
-      if (value < std::ldexp(1.0, min_exponent)) {
-        byte = static_cast<std::uint8_t>(steps);
-      } else {
-        const int e = std::ilogb(value);
-        const double fraction = std::ldexp(value, -e) - 1.0;
-        byte = static_cast<std::uint8_t>(((e + f.bias) << f.mantissa_bits) +
-                                         static_cast<int>(std::ldexp(fraction, f.mantissa_bits)));
-      }
-    }
-  }
-  if (byte == 0 && !f.has_negative_zero) return 0;
-  return static_cast<std::uint8_t>(byte | (std::signbit(x) ? 0x80 : 0));
+  static const Encoder encoders[] = {Encoder(kSpecs[0]), Encoder(kSpecs[1]), Encoder(kSpecs[2]),
+                                     Encoder(kSpecs[3])};
+  return encoders[static_cast<int>(format)](x, Overflow::kSaturate);
 }
 
 /// The factor that multiplies into FP8.
@@ -84,8 +64,7 @@ inline int mx_code(Format format, float amax, MxRounding rounding) {
 /// One element: cast(clamp(x * inv_scale)). The product of two floats is exact in double, so the
 /// conversion is the one rounding that an fp32 multiplication makes.
 inline std::uint8_t quantize(Format format, float x, float inv_scale) {
-  return cast(format,
-                static_cast<float>(static_cast<double>(x) * static_cast<double>(inv_scale)));
+  return cast(format, static_cast<float>(static_cast<double>(x) * static_cast<double>(inv_scale)));
 }
 
 }  // namespace octavo::reference

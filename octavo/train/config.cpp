@@ -1,0 +1,189 @@
+#include "octavo/train/config.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <set>
+
+namespace octavo::train {
+namespace {
+
+using nlohmann::json;
+
+std::string with_underscores(std::string_view name) {
+  std::string out(name);
+  std::replace(out.begin(), out.end(), '-', '_');
+  return out;
+}
+
+// nlohmann's messages without their "[json.exception.parse_error.101] " head, on one line.
+std::string parse_error_text(const json::exception& error) {
+  std::string text = error.what();
+  const std::size_t end = text.find("] ");
+  if (text.starts_with("[json") && end != std::string::npos) text.erase(0, end + 2);
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+void apply(TrainConfig& config, const ConfigSetting& setting) {
+  try {
+    config_key(setting.key, setting.source).set(config, json::parse(setting.json));
+  } catch (const c10::Error& error) {
+    TORCH_CHECK(false, error.what_without_backtrace(), " (", setting.source, ")");
+  }
+}
+
+}  // namespace
+
+std::string nearest_word(std::string_view word, const std::vector<std::string>& candidates) {
+  // Damerau-Levenshtein (optimal string alignment): swapped neighbours are the commonest slip.
+  const auto distance = [word](const std::string& other) {
+    const std::size_t n = word.size(), m = other.size();
+    std::vector<std::vector<std::size_t>> d(n + 1, std::vector<std::size_t>(m + 1));
+    for (std::size_t i = 0; i <= n; ++i) d[i][0] = i;
+    for (std::size_t j = 0; j <= m; ++j) d[0][j] = j;
+    for (std::size_t i = 1; i <= n; ++i) {
+      for (std::size_t j = 1; j <= m; ++j) {
+        const std::size_t substitution = d[i - 1][j - 1] + (word[i - 1] != other[j - 1]);
+        d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, substitution});
+        if (i > 1 && j > 1 && word[i - 1] == other[j - 2] && word[i - 2] == other[j - 1])
+          d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+      }
+    }
+    return d[n][m];
+  };
+  std::string best;
+  std::size_t best_distance = std::string::npos;
+  for (const std::string& candidate : candidates) {
+    if (const std::size_t d = distance(candidate); d < best_distance) {
+      best_distance = d;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+const ConfigKey& config_key(std::string_view name, std::string_view source) {
+  const std::string wanted = with_underscores(name);
+  std::vector<std::string> names;
+  for (const ConfigKey& key : config_keys()) {
+    if (key.name == wanted) return key;
+    names.push_back(key.name);
+  }
+  TORCH_CHECK(false, "unknown key \"", std::string(name), "\" in ", std::string(source),
+              "; did you mean \"", nearest_word(wanted, names),
+              "\"? (octavo train --help lists all keys)");
+}
+
+std::vector<ConfigSetting> read_config_file(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  TORCH_CHECK(in && !std::filesystem::is_directory(path), "config file ", path.string(),
+              ": cannot be read; give a JSON file of keys (octavo train --help lists them)");
+  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  std::set<std::string> seen;
+  std::string twice;
+  json object;
+  try {
+    object = json::parse(text, [&](int depth, json::parse_event_t event, json& parsed) {
+      if (depth == 1 && event == json::parse_event_t::key) {
+        const std::string name = with_underscores(parsed.get<std::string>());
+        if (!seen.insert(name).second) twice = name;
+      }
+      return true;
+    });
+  } catch (const json::exception& error) {
+    TORCH_CHECK(false, "config file ", path.string(), ": not JSON (", parse_error_text(error),
+                "); mend that place");
+  }
+  TORCH_CHECK(object.is_object(), "config file ", path.string(),
+              ": expected one flat JSON object such as {\"steps\": 100}, got ", object.type_name());
+  TORCH_CHECK(twice.empty(), "config file ", path.string(), ": key \"", twice,
+              "\" is given twice; keep one");
+  std::vector<ConfigSetting> settings;
+  for (const auto& [name, value] : object.items())
+    settings.push_back({config_key(name, path.string()).name, value.dump(), path.string()});
+  return settings;
+}
+
+ConfigSetting setting_from_text(std::string_view name, std::string_view text,
+                                std::string_view source) {
+  const ConfigKey& key = config_key(name, source);
+  json value = std::string(text);  // what does not convert stays text, and set() names the type
+  if (key.type == "true|false") {
+    if (text == "true" || text == "false") value = text == "true";
+  } else if (key.type == "list") {
+    value = json::array();
+    for (std::size_t begin = 0; begin < text.size();) {
+      const std::size_t end = std::min(text.find(',', begin), text.size());
+      if (end > begin) value.push_back(std::string(text.substr(begin, end - begin)));
+      begin = end + 1;
+    }
+  } else if (key.type == "integer" || key.type == "number") {
+    // JSON's own number syntax (no hexadecimal, no inf), plus a leading '+' or '.'.
+    const std::string_view digits = text.starts_with('+') ? text.substr(1) : text;
+    const std::string written = (digits.starts_with('.') ? "0" : "") + std::string(digits);
+    const json number = json::parse(written, nullptr, /*allow_exceptions=*/false);
+    if (number.is_number()) value = number;
+  }
+  return {key.name, value.dump(-1, ' ', false, json::error_handler_t::replace),
+          std::string(source)};
+}
+
+TrainConfig make_config(const std::vector<ConfigSetting>& settings) {
+  TrainConfig config;
+  for (const ConfigSetting& setting : settings)
+    if (setting.key == "preset") apply(config, setting);
+  config.model = models::llama_preset(config.preset);
+  for (const ConfigSetting& setting : settings) apply(config, setting);
+  validate(config);
+  return config;
+}
+
+void validate(const TrainConfig& config) {
+  for (const ConfigKey& key : config_keys()) {
+    TORCH_CHECK(
+        key.valid(config), key.name, ": expected ", key.rule, ", got ", key.get(config).dump(),
+        key.name == "heads"      ? " with dim " + std::to_string(config.model.dim)
+        : key.name == "kv_heads" ? " with heads " + std::to_string(config.model.heads)
+        : key.name == "sequence" ? " with max_sequence " + std::to_string(config.model.max_sequence)
+                                 : "");
+  }
+  config.model.validate();
+  training_recipe(config);
+}
+
+std::string to_json(const TrainConfig& config) {
+  std::string out = "{";
+  for (const ConfigKey& key : config_keys()) {
+    out += out.size() > 1 ? ",\n" : "\n";
+    out += "  " + json(key.name).dump() + ": " + key.get(config).dump();
+  }
+  return out + "\n}\n";
+}
+
+std::optional<Recipe> training_recipe(const TrainConfig& config) {
+  if (config.recipe == "high_precision") return std::nullopt;
+  Recipe recipe;
+  try {
+    recipe = Recipe::parse(config.recipe);
+  } catch (const c10::Error& error) {
+    // The recipe layer does not know the word that turns FP8 off.
+    TORCH_CHECK(false, error.what_without_backtrace(), "; or high_precision for none");
+  }
+  if (config.flavour != "auto") {
+    const FlavourChoice wanted =
+        config.flavour == "ocp" ? FlavourChoice::kOCP : FlavourChoice::kFNUZ;
+    TORCH_CHECK(recipe.flavour == FlavourChoice::kAuto || recipe.flavour == wanted, "flavour: \"",
+                config.flavour, "\" contradicts recipe \"", config.recipe,
+                "\"; leave flavour at auto");
+    recipe.flavour = wanted;
+  }
+  recipe.resolve(Flavour::kOCP);  // an error where the recipe has no such flavour
+  return recipe;
+}
+
+}  // namespace octavo::train

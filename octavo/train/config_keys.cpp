@@ -1,0 +1,241 @@
+// The table of keys: the only place that lists them. Reading, writing, options, help and checks all
+// walk it.
+
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <type_traits>
+#include <utility>
+
+#include "octavo/train/config.h"
+
+namespace octavo::train {
+namespace {
+
+using nlohmann::json;
+
+template <class T>
+struct Rule {
+  std::string text;  ///< completes "expected ...": "at least 1"
+  std::function<bool(const T&, const TrainConfig&)> holds;
+};
+
+template <class T>
+Rule<T> at_least(T low) {
+  return {"at least " + std::to_string(low), [low](T v, const TrainConfig&) { return v >= low; }};
+}
+
+// The bounds are written as in messages; comparisons are phrased so that NaN breaks them.
+Rule<double> more_than_zero() {
+  return {"a finite number more than 0",
+          [](double v, const TrainConfig&) { return v > 0 && std::isfinite(v); }};
+}
+Rule<double> zero_or_more() {
+  return {"a finite number, 0 or more",
+          [](double v, const TrainConfig&) { return v >= 0 && std::isfinite(v); }};
+}
+Rule<double> between_0_and_1() {
+  return {"between 0 and 1", [](double v, const TrainConfig&) { return v >= 0 && v <= 1; }};
+}
+Rule<double> below_1() {
+  return {"0 or more and below 1", [](double v, const TrainConfig&) { return v >= 0 && v < 1; }};
+}
+
+Rule<std::string> one_of(std::vector<std::string> words) {
+  std::string text = "one of";
+  for (std::size_t i = 0; i < words.size(); ++i) text += (i ? ", " : " ") + words[i];
+  return {text, [words](const std::string& v, const TrainConfig&) {
+            for (const std::string& word : words)
+              if (v == word) return true;
+            return false;
+          }};
+}
+Rule<std::string> not_empty() {
+  return {"a name that is not empty",
+          [](const std::string& v, const TrainConfig&) { return !v.empty(); }};
+}
+
+template <class T>
+Rule<T> anything() {
+  return {"", [](const T&, const TrainConfig&) { return true; }};
+}
+
+template <class T>
+constexpr const char* type_name() {
+  if constexpr (std::is_same_v<T, bool>) return "true|false";
+  if constexpr (std::is_same_v<T, std::int64_t>) return "integer";
+  if constexpr (std::is_same_v<T, std::uint64_t>) return "integer";
+  if constexpr (std::is_same_v<T, double>) return "number";
+  if constexpr (std::is_same_v<T, std::string>) return "text";
+  if constexpr (std::is_same_v<T, std::vector<std::string>>) return "list";
+}
+
+// A JSON value as T, or none where the type does not fit. 1e3 is an integer, 1.5 is not.
+template <class T>
+std::optional<T> value_as(const json& value) {
+  if constexpr (std::is_same_v<T, bool>) {
+    if (value.is_boolean()) return value.get<bool>();
+  } else if constexpr (std::is_integral_v<T>) {
+    if (value.is_number_unsigned()) {
+      const auto v = value.get<std::uint64_t>();
+      if (v <= static_cast<std::uint64_t>(std::numeric_limits<T>::max())) return static_cast<T>(v);
+    } else if (value.is_number_integer()) {
+      if constexpr (std::is_signed_v<T>) return value.get<T>();
+    } else if (value.is_number_float()) {
+      const double v = value.get<double>();
+      constexpr double kExact = 9007199254740992.0;  // 2^53: every integer below is a double
+      if (v == std::floor(v) && std::abs(v) <= kExact && (v >= 0 || std::is_signed_v<T>))
+        return static_cast<T>(v);
+    }
+  } else if constexpr (std::is_same_v<T, double>) {
+    if (value.is_number()) return value.get<double>();
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    if (value.is_string()) return value.get<std::string>();
+  } else {
+    if (value.is_array()) {
+      T list;
+      for (const json& entry : value) {
+        if (!entry.is_string()) return std::nullopt;
+        list.push_back(entry.get<std::string>());
+      }
+      return list;
+    }
+  }
+  return std::nullopt;
+}
+
+std::string expected(const std::string& type, const std::string& rule) {
+  if (type == "true|false") return "true or false";
+  if (type == "list") return "a list of names";
+  const std::string what = type == "integer"  ? "an integer"
+                           : type == "number" ? "a number"
+                                              : "text";
+  return rule.empty() ? what : what + " (" + rule + ")";
+}
+
+/// `field` maps a config (const or not) to the member.
+template <class Field, class T = std::remove_reference_t<
+                           decltype(std::declval<Field>()(std::declval<TrainConfig&>()))>>
+ConfigKey make_key(const char* name, const char* group, Field field, const char* doc,
+                   std::type_identity_t<Rule<T>> rule) {
+  ConfigKey key;
+  key.name = name;
+  key.group = group;
+  key.type = type_name<T>();
+  key.doc = doc;
+  key.rule = rule.text;
+  key.get = [field](const TrainConfig& config) { return json(field(config)); };
+  key.set = [field, key_name = key.name, want = expected(key.type, key.rule)](TrainConfig& config,
+                                                                              const json& value) {
+    std::optional<T> converted = value_as<T>(value);
+    TORCH_CHECK(converted.has_value(), key_name, ": expected ", want, ", got ", value.dump());
+    field(config) = std::move(*converted);
+  };
+  key.valid = [field, holds = rule.holds](const TrainConfig& config) {
+    return holds(field(config), config);
+  };
+  return key;
+}
+
+#define FIELD(member) \
+  [](auto& config) -> auto& { return config.member; }
+
+std::vector<ConfigKey> make_keys() {
+  const auto i0 = at_least<std::int64_t>(0);
+  const auto i1 = at_least<std::int64_t>(1);
+  using C = const TrainConfig&;
+  const Rule<std::int64_t> divides_dim{
+      "at least 1, and 2 * heads divides dim (heads of an even size, for RoPE)",
+      [](std::int64_t v, C c) { return v >= 1 && c.model.dim % (2 * v) == 0; }};
+  const Rule<std::int64_t> divides_heads{"at least 1, and divides heads", [](std::int64_t v, C c) {
+                                           return v >= 1 && c.model.heads % v == 0;
+                                         }};
+  const Rule<std::int64_t> fits_model{
+      "at least 1 and at most max_sequence",
+      [](std::int64_t v, C c) { return v >= 1 && v <= c.model.max_sequence; }};
+
+  const char* g = "Model";
+  std::vector<ConfigKey> keys;
+  const auto add = [&](const char* name, auto field, const char* doc, auto rule) {
+    keys.push_back(make_key(name, g, field, doc, rule));
+  };
+  add("preset", FIELD(preset), "sizes that the model keys below override",
+      one_of(models::llama_preset_names()));
+  add("vocabulary", FIELD(model.vocabulary), "tokens known to the model (bytes: 256)", i1);
+  add("dim", FIELD(model.dim), "width of the residual stream", i1);
+  add("layers", FIELD(model.layers), "decoder blocks", i1);
+  add("heads", FIELD(model.heads), "attention heads", divides_dim);
+  add("kv_heads", FIELD(model.kv_heads), "key and value heads", divides_heads);
+  add("hidden", FIELD(model.hidden), "width inside the feed-forward network", i1);
+  add("max_sequence", FIELD(model.max_sequence), "longest sequence the model takes", i1);
+  add("rope_theta", FIELD(model.rope_theta), "base of the rotary angles", more_than_zero());
+  add("norm_eps", FIELD(model.norm_eps), "epsilon of RMSNorm", more_than_zero());
+  add("tied_head", FIELD(model.tied_head), "the head shares the embedding's weight",
+      anything<bool>());
+
+  g = "Precision";
+  add("recipe", FIELD(recipe), "high_precision, or an FP8 recipe (octavo recipes lists them)",
+      not_empty());
+  add("flavour", FIELD(flavour), "FP8 formats: the device's own (auto), ocp or fnuz",
+      one_of({"auto", "ocp", "fnuz"}));
+  add("filter_fqns", FIELD(filter_fqns),
+      "linears whose name contains one of these stay unconverted",
+      anything<std::vector<std::string>>());
+  add("allow_unmatched_filters", FIELD(allow_unmatched_filters),
+      "a filter that matches no linear is no error", anything<bool>());
+  add("activation_checkpointing", FIELD(activation_checkpointing),
+      "recompute each block in backward: less memory, more time", anything<bool>());
+  add("dtype", FIELD(dtype), "parameters and activations: float32 or bfloat16",
+      one_of({"float32", "bfloat16"}));
+  add("device", FIELD(device), "where to train", one_of({"cpu"}));
+  add("seed", FIELD(seed), "of the weights and the order of the data", anything<std::uint64_t>());
+
+  g = "Data";
+  add("train_data", FIELD(train_data), "a text file (read as bytes) or a .bin token shard",
+      anything<std::string>());
+  add("validation_data", FIELD(validation_data),
+      "held-out data; empty: the last validation_fraction of train_data", anything<std::string>());
+  add("validation_fraction", FIELD(validation_fraction), "of train_data, held out for validation",
+      Rule<double>{"more than 0 and below 1", [](double v, C) { return v > 0 && v < 1; }});
+  add("batch", FIELD(batch), "sequences per micro-batch", i1);
+  add("sequence", FIELD(sequence), "tokens per sequence", fits_model);
+  add("accumulation", FIELD(accumulation), "micro-batches per step", i1);
+
+  g = "Optimisation";
+  add("steps", FIELD(steps), "optimiser steps in all, resumed ones counted", i1);
+  add("lr", FIELD(lr), "peak learning rate", more_than_zero());
+  add("min_lr_fraction", FIELD(min_lr_fraction), "of lr, reached at the last step",
+      between_0_and_1());
+  add("warmup_steps", FIELD(warmup_steps), "steps of linear warm-up", i0);
+  add("beta1", FIELD(beta1), "AdamW's decay of the first moment", below_1());
+  add("beta2", FIELD(beta2), "AdamW's decay of the second moment", below_1());
+  add("adam_eps", FIELD(adam_eps), "AdamW's epsilon", more_than_zero());
+  add("weight_decay", FIELD(weight_decay), "of matrices; norms have none", zero_or_more());
+  add("clip_norm", FIELD(clip_norm), "largest gradient norm; 0: no clipping", zero_or_more());
+
+  g = "Run";
+  add("run_dir", FIELD(run_dir), "where metrics, summary and checkpoints go", not_empty());
+  add("validate_every", FIELD(validate_every), "steps between validations; 0: only at the end", i0);
+  add("validation_batches", FIELD(validation_batches), "micro-batches per validation; 0: all", i0);
+  add("checkpoint_every", FIELD(checkpoint_every), "steps between checkpoints; 0: only at the end",
+      i0);
+  add("keep_checkpoints", FIELD(keep_checkpoints), "newest checkpoints that stay", i1);
+  add("resume", FIELD(resume), "go on from the newest checkpoint in run_dir", anything<bool>());
+  add("log_every", FIELD(log_every), "steps between progress lines", i1);
+  add("threads", FIELD(threads), "0: LibTorch's choice", i0);
+  add("eval_recipe", FIELD(eval_recipe), "validation runs as trained, or in high_precision",
+      one_of({"trained", "high_precision"}));
+  return keys;
+}
+#undef FIELD
+
+}  // namespace
+
+const std::vector<ConfigKey>& config_keys() {
+  static const std::vector<ConfigKey> keys = make_keys();
+  return keys;
+}
+
+}  // namespace octavo::train

@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "octavo/nn/parameters.h"
 #include "octavo/train/durable_file.h"
 
 namespace octavo::train {
@@ -216,11 +217,8 @@ std::optional<fs::path> newest_checkpoint(const fs::path& run_dir) {
 
 NamedTensors module_parameters(const torch::nn::Module& module) {
   NamedTensors parameters;
-  std::set<const c10::TensorImpl*> seen;
-  for (const auto& item : module.named_parameters()) {
-    if (seen.insert(item.value().unsafeGetTensorImpl()).second)
-      parameters.emplace_back(item.key(), item.value());
-  }
+  for (const auto& [name, tensor] : nn::unique_parameters(module))
+    parameters.emplace_back(name, tensor);
   return parameters;
 }
 

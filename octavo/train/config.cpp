@@ -9,6 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "octavo/recipe/nearest.h"
+
 namespace octavo::train {
 namespace {
 
@@ -39,34 +41,6 @@ void apply(TrainConfig& config, const ConfigSetting& setting) {
 
 }  // namespace
 
-std::string nearest_word(std::string_view word, const std::vector<std::string>& candidates) {
-  // Damerau-Levenshtein (optimal string alignment): swapped neighbours are the commonest slip.
-  const auto distance = [word](const std::string& other) {
-    const std::size_t n = word.size(), m = other.size();
-    std::vector<std::vector<std::size_t>> d(n + 1, std::vector<std::size_t>(m + 1));
-    for (std::size_t i = 0; i <= n; ++i) d[i][0] = i;
-    for (std::size_t j = 0; j <= m; ++j) d[0][j] = j;
-    for (std::size_t i = 1; i <= n; ++i) {
-      for (std::size_t j = 1; j <= m; ++j) {
-        const std::size_t substitution = d[i - 1][j - 1] + (word[i - 1] != other[j - 1]);
-        d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, substitution});
-        if (i > 1 && j > 1 && word[i - 1] == other[j - 2] && word[i - 2] == other[j - 1])
-          d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
-      }
-    }
-    return d[n][m];
-  };
-  std::string best;
-  std::size_t best_distance = std::string::npos;
-  for (const std::string& candidate : candidates) {
-    if (const std::size_t d = distance(candidate); d < best_distance) {
-      best_distance = d;
-      best = candidate;
-    }
-  }
-  return best;
-}
-
 const ConfigKey& config_key(std::string_view name, std::string_view source) {
   const std::string wanted = with_underscores(name);
   std::vector<std::string> names;
@@ -75,8 +49,7 @@ const ConfigKey& config_key(std::string_view name, std::string_view source) {
     names.push_back(key.name);
   }
   TORCH_CHECK(false, "unknown key \"", std::string(name), "\" in ", std::string(source),
-              "; did you mean \"", nearest_word(wanted, names),
-              "\"? (octavo train --help lists all keys)");
+              did_you_mean(wanted, names), "; octavo train --help lists all keys");
 }
 
 std::vector<ConfigSetting> read_config_file(const std::filesystem::path& path) {
@@ -145,14 +118,13 @@ TrainConfig make_config(const std::vector<ConfigSetting>& settings) {
 
 void validate(const TrainConfig& config) {
   for (const ConfigKey& key : config_keys()) {
-    TORCH_CHECK(
-        key.valid(config), key.name, ": expected ", key.rule, ", got ", key.get(config).dump(),
-        key.name == "heads"      ? " with dim " + std::to_string(config.model.dim)
-        : key.name == "kv_heads" ? " with heads " + std::to_string(config.model.heads)
-        : key.name == "sequence" ? " with max_sequence " + std::to_string(config.model.max_sequence)
-                                 : "");
+    TORCH_CHECK(key.valid(config), key.name, ": expected ", key.rule, ", got ",
+                key.get(config).dump());
   }
-  config.model.validate();
+  config.model.validate();  // the sizes that divide
+  TORCH_CHECK(config.sequence <= config.model.max_sequence,
+              "sequence: expected at most max_sequence, ", config.model.max_sequence, ", got ",
+              config.sequence);
   training_recipe(config);
 }
 
@@ -163,6 +135,13 @@ std::string to_json(const TrainConfig& config) {
     out += "  " + json(key.name).dump() + ": " + key.get(config).dump();
   }
   return out + "\n}\n";
+}
+
+std::vector<ConfigSetting> settings_of(const TrainConfig& config, std::string_view source) {
+  std::vector<ConfigSetting> settings;
+  for (const ConfigKey& key : config_keys())
+    settings.push_back({key.name, key.get(config).dump(), std::string(source)});
+  return settings;
 }
 
 std::optional<Recipe> training_recipe(const TrainConfig& config) {

@@ -110,11 +110,11 @@ void validate(const TrainConfig& config);
 /// equal config.
 std::string to_json(const TrainConfig& config);
 
+/// Every key of `config` as a setting: what a checkpoint's configuration is overridden from.
+std::vector<ConfigSetting> settings_of(const TrainConfig& config, std::string_view source);
+
 /// The recipe the linears train with, `flavour` applied; none for "high_precision". Errors: unknown
 /// recipe (names the known ones), flavour against the recipe's own.
 std::optional<Recipe> training_recipe(const TrainConfig& config);
-
-/// The candidate with the smallest edit distance from `word` (the first among equals).
-std::string nearest_word(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace octavo::train

@@ -145,17 +145,6 @@ ConfigKey make_key(const char* name, const char* group, Field field, const char*
 std::vector<ConfigKey> make_keys() {
   const auto i0 = at_least<std::int64_t>(0);
   const auto i1 = at_least<std::int64_t>(1);
-  using C = const TrainConfig&;
-  const Rule<std::int64_t> divides_dim{
-      "at least 1, and 2 * heads divides dim (heads of an even size, for RoPE)",
-      [](std::int64_t v, C c) { return v >= 1 && c.model.dim % (2 * v) == 0; }};
-  const Rule<std::int64_t> divides_heads{"at least 1, and divides heads", [](std::int64_t v, C c) {
-                                           return v >= 1 && c.model.heads % v == 0;
-                                         }};
-  const Rule<std::int64_t> fits_model{
-      "at least 1 and at most max_sequence",
-      [](std::int64_t v, C c) { return v >= 1 && v <= c.model.max_sequence; }};
-
   const char* g = "Model";
   std::vector<ConfigKey> keys;
   const auto add = [&](const char* name, auto field, const char* doc, auto rule) {
@@ -166,8 +155,8 @@ std::vector<ConfigKey> make_keys() {
   add("vocabulary", FIELD(model.vocabulary), "tokens known to the model (bytes: 256)", i1);
   add("dim", FIELD(model.dim), "width of the residual stream", i1);
   add("layers", FIELD(model.layers), "decoder blocks", i1);
-  add("heads", FIELD(model.heads), "attention heads", divides_dim);
-  add("kv_heads", FIELD(model.kv_heads), "key and value heads", divides_heads);
+  add("heads", FIELD(model.heads), "attention heads; divides dim", i1);
+  add("kv_heads", FIELD(model.kv_heads), "key and value heads; divides heads", i1);
   add("hidden", FIELD(model.hidden), "width inside the feed-forward network", i1);
   add("max_sequence", FIELD(model.max_sequence), "longest sequence the model takes", i1);
   add("rope_theta", FIELD(model.rope_theta), "base of the rotary angles", more_than_zero());
@@ -198,9 +187,10 @@ std::vector<ConfigKey> make_keys() {
   add("validation_data", FIELD(validation_data),
       "held-out data; empty: the last validation_fraction of train_data", anything<std::string>());
   add("validation_fraction", FIELD(validation_fraction), "of train_data, held out for validation",
-      Rule<double>{"more than 0 and below 1", [](double v, C) { return v > 0 && v < 1; }});
+      Rule<double>{"more than 0 and below 1",
+                   [](double v, const TrainConfig&) { return v > 0 && v < 1; }});
   add("batch", FIELD(batch), "sequences per micro-batch", i1);
-  add("sequence", FIELD(sequence), "tokens per sequence", fits_model);
+  add("sequence", FIELD(sequence), "tokens per sequence, at most max_sequence", i1);
   add("accumulation", FIELD(accumulation), "micro-batches per step", i1);
 
   g = "Optimisation";

@@ -18,8 +18,9 @@ DurableFile::DurableFile(const std::filesystem::path& path) : path_(path) {
 DurableFile::~DurableFile() {
   if (file_ < 0) return;
   ::close(file_);
+  // Never a device or a pipe that was named as the path.
   std::error_code ignored;
-  std::filesystem::remove(path_, ignored);
+  if (std::filesystem::is_regular_file(path_, ignored)) std::filesystem::remove(path_, ignored);
 }
 
 void DurableFile::fail(int reason) {

@@ -16,7 +16,7 @@
 #include <optional>
 #include <set>
 
-#include "octavo/train/config.h"
+#include "octavo/recipe/nearest.h"
 #include "octavo/train/durable_file.h"
 
 namespace octavo::train {
@@ -229,8 +229,7 @@ at::Tensor SafetensorsFile::tensor(const std::string& name) const {
     if (entry.name == name) return tensor_of(entry);
     names.push_back(entry.name);
   }
-  TORCH_CHECK(false, path_, " has no tensor \"", name, "\"",
-              names.empty() ? "" : "; the nearest is \"" + nearest_word(name, names) + "\"");
+  TORCH_CHECK(false, path_, " has no tensor \"", name, "\"", did_you_mean(name, names));
 }
 
 NamedTensors SafetensorsFile::tensors() const {

@@ -284,13 +284,23 @@ TEST(ScaledMm, CallersModesDoNotChangeTheProduct) {
     const c10::InferenceMode inference;
     EXPECT_TRUE(at::equal(scaled_mm(a, b, {.out_dtype = at::kFloat}), plain));
   }
-  // On CPUs with bf16 units "medium" makes at::mm multiply in bf16.
+}
+
+// On CPUs with bf16 units "medium" makes at::mm multiply in bf16, once the product is large enough:
+// 52 dB are left of 130 on a Sapphire Rapids.
+TEST(ScaledMm, ReducedMatmulPrecisionDoesNotReachIt) {
+  const auto a = random_operand(512, 512, Format::kE4M3FN, kRow, 1);
+  const auto b = random_operand(512, 512, Format::kE4M3FN, kRow, 2);
+  const at::Tensor plain = scaled_mm(a, b, {.out_dtype = at::kFloat});
   auto& context = at::globalContext();
-  context.setFloat32MatmulPrecision("medium");
-  const at::Tensor under_medium = scaled_mm(a, b, {.out_dtype = at::kFloat});
-  EXPECT_EQ(context.float32MatmulPrecision(), at::Float32MatmulPrecision::MEDIUM);
+  for (const char* precision : {"high", "medium"}) {
+    context.setFloat32MatmulPrecision(precision);
+    const auto before = context.float32MatmulPrecision();
+    const at::Tensor reduced = scaled_mm(a, b, {.out_dtype = at::kFloat});
+    EXPECT_EQ(context.float32MatmulPrecision(), before);
+    EXPECT_TRUE(at::equal(reduced, plain)) << precision;
+  }
   context.setFloat32MatmulPrecision("highest");
-  EXPECT_TRUE(at::equal(under_medium, plain));
 }
 
 TEST(ScaledMm, CountsOneDecodeAnOperandAndOneEpilogueAProduct) {

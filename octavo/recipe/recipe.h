@@ -30,8 +30,8 @@ enum class RecipeName : std::uint8_t {
 /// One product's operands, both K-contiguous: {a, b}. Both absent: the product runs in high
 /// precision.
 struct ProductSpec {
-  std::optional<LayoutSpec> a;
-  std::optional<LayoutSpec> b;
+  std::optional<LayoutSpec> a = {};
+  std::optional<LayoutSpec> b = {};
   bool fast_accumulation = false;
   bool high_precision() const { return !a.has_value(); }
 };

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <initializer_list>
+#include <string>
+
+/// What operators without a derivative of their own, or without casts under autocast, share.
+namespace octavo::ops {
+
+/// An Autocast kernel that calls the operator again with autocast off, so that at::mm and the like
+/// inside its kernels keep their types (a reference product in fp32 must not become bf16).
+template <auto op>
+struct below_autocast;
+
+template <typename Result, typename... Args, Result (*op)(Args...)>
+struct below_autocast<op> {
+  static Result call(Args... args) {
+    c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
+    return op(args...);
+  }
+};
+
+/// Whether autograd would record an operator on these inputs (undefined ones do not count).
+bool requires_derivative(std::initializer_list<at::Tensor> inputs);
+
+/// `output`, which requires a gradient and raises an error naming `what` once that is asked for.
+/// A result that silently required none would train a model without the gradients it should have.
+at::Tensor without_derivative(const std::string& what, const at::Tensor& output);
+
+}  // namespace octavo::ops

@@ -1,0 +1,157 @@
+#include "octavo/ops/float8_linear.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <vector>
+
+#include "octavo/gemm/scaled_mm.h"
+#include "octavo/ops/float8_linear_ops.h"
+#include "octavo/ops/names.h"
+#include "octavo/quantize/quantize.h"
+
+namespace octavo::ops {
+namespace {
+
+// (..., C) as a matrix (R, C): itself, or a view where one exists.
+at::Tensor as_matrix(const at::Tensor& x) {
+  if (x.dim() == 2) return x;
+  std::int64_t rows = 1;
+  for (std::int64_t i = 0; i + 1 < x.dim(); ++i) rows *= x.size(i);
+  return x.reshape({rows, x.size(-1)});  // not -1, which is ambiguous for empty x
+}
+
+// A matrix (R, columns) in the leading sizes of `like`.
+at::Tensor with_leading_sizes_of(const at::Tensor& matrix, const at::Tensor& like) {
+  if (like.dim() == 2) return matrix;
+  std::vector<std::int64_t> sizes = like.sizes().vec();
+  sizes.back() = matrix.size(1);
+  return matrix.view(sizes);
+}
+
+// FP8 data and e8m0 scales as the uint8 tensors that cross the dispatcher, and back.
+at::Tensor to_bytes(const at::Tensor& tensor) {
+  return tensor.element_size() == 1 ? tensor.view(at::kByte) : tensor;
+}
+
+ScaledTensor from_bytes(const at::Tensor& bytes, const at::Tensor& scale, const LayoutSpec& spec) {
+  ScaledTensor out;
+  out.data = bytes.view(scalar_type(spec.format));
+  out.scale = spec.granularity.mx ? scale.view(at::kFloat8_e8m0fnu) : scale;
+  out.granularity = spec.granularity;
+  out.scale_layout = default_scale_layout(spec.granularity);
+  out.logical_sizes = {bytes.size(0), bytes.size(1)};
+  return out;
+}
+
+at::Tensor nothing(const at::Tensor& like, at::ScalarType dtype) {
+  return at::empty({0}, like.options().dtype(dtype));
+}
+
+void check_matching_sizes(const at::Tensor& x, const at::Tensor& w,
+                          const std::optional<at::Tensor>& bias) {
+  TORCH_CHECK(x.size(-1) == w.size(1),
+              "float8_linear: x (..., K) and w (N, K) must agree in K, got ", x.sizes(), " and ",
+              w.sizes(), "; transpose w if it is stored (K, N)");
+  TORCH_CHECK(!bias || bias->size(0) == w.size(0), "float8_linear: bias must hold one value for ",
+              "each of w's ", w.size(0), " rows, got ", bias ? bias->sizes() : w.sizes());
+}
+
+at::Tensor float8_linear_kernel(const at::Tensor& x, const at::Tensor& w,
+                                const std::optional<at::Tensor>& bias, std::string_view recipe,
+                                std::string_view keep_weight_transposed) {
+  parse_keep("keep_weight_transposed", keep_weight_transposed);
+  return std::get<0>(call_float8_linear_forward(x, w, bias, recipe, /*need_dx=*/false,
+                                                /*need_dw=*/false, /*keep=*/false));
+}
+
+ForwardResult forward_kernel(const at::Tensor& x, const at::Tensor& w,
+                             const std::optional<at::Tensor>& bias, std::string_view recipe,
+                             bool need_dx, bool need_dw, bool keep_weight_transposed) {
+  const LinearSpec spec = resolve_for(recipe, x.device());
+  check_forward_arguments(x, w, bias);
+  check_matching_sizes(x, w, bias);
+  const bool keep_x = need_dw && !spec.dw.high_precision();
+  const bool keep_w = need_dx && keep_weight_transposed;
+
+  const QuantizedOperand x_fp8 = quantize_operand(
+      as_matrix(x), {.rows = spec.forward.a, .transposed = keep_x ? spec.dw.b : std::nullopt});
+  const QuantizedOperand w_fp8 = quantize_operand(
+      w, {.rows = spec.forward.b, .transposed = keep_w ? spec.dx.b : std::nullopt});
+  const at::Tensor y = scaled_mm(x_fp8.rows, w_fp8.rows,
+                                 {.out_dtype = x.scalar_type(),
+                                  .bias = bias,
+                                  .fast_accumulation = spec.forward.fast_accumulation});
+  return {with_leading_sizes_of(y, x),
+          keep_x ? to_bytes(x_fp8.transposed.data) : nothing(x, at::kByte),
+          keep_x ? to_bytes(x_fp8.transposed.scale) : nothing(x, at::kFloat),
+          keep_w ? to_bytes(w_fp8.transposed.data) : nothing(x, at::kByte),
+          keep_w ? to_bytes(w_fp8.transposed.scale) : nothing(x, at::kFloat)};
+}
+
+BackwardResult backward_kernel(const at::Tensor& dy, const std::optional<at::Tensor>& x,
+                               const std::optional<at::Tensor>& x_scale,
+                               const std::optional<at::Tensor>& w,
+                               const std::optional<at::Tensor>& w_scale, std::string_view recipe,
+                               at::ScalarType dw_dtype, std::optional<at::ScalarType> dbias_dtype) {
+  const LinearSpec spec = resolve_for(recipe, dy.device());
+  check_backward_arguments(dy, x, x_scale, w, w_scale, spec);
+  const bool dw_fp8 = x && !spec.dw.high_precision();
+  const at::Tensor dy_MN = as_matrix(dy);
+  QuantizedOperand dy_fp8;
+  if (w || dw_fp8) {
+    dy_fp8 = quantize_operand(dy_MN, {.rows = w ? spec.dx.a : std::nullopt,
+                                      .transposed = dw_fp8 ? spec.dw.a : std::nullopt});
+  }
+
+  at::Tensor dx = nothing(dy, dy.scalar_type());
+  if (w) {
+    const ScaledTensor w_KN = w_scale ? from_bytes(*w, *w_scale, *spec.dx.b)
+                                      : quantize_operand(*w, {.transposed = spec.dx.b}).transposed;
+    dx = with_leading_sizes_of(
+        scaled_mm(dy_fp8.rows, w_KN,
+                  {.out_dtype = dy.scalar_type(), .fast_accumulation = spec.dx.fast_accumulation}),
+        dy);
+  }
+
+  at::Tensor dw = nothing(dy, dw_dtype);
+  if (dw_fp8) {
+    dw = scaled_mm(dy_fp8.transposed, from_bytes(*x, *x_scale, *spec.dw.b),
+                   {.out_dtype = dw_dtype, .fast_accumulation = spec.dw.fast_accumulation});
+  } else if (x) {
+    dw = at::mm(dy_MN.t(), as_matrix(*x));  // (N, M) . (M, K), in dy's dtype
+    if (dw.scalar_type() != dw_dtype) dw = dw.to(dw_dtype);
+  }
+
+  at::Tensor dbias = nothing(dy, dbias_dtype.value_or(at::kFloat));
+  if (dbias_dtype) dbias = at::sum(dy_MN, {0}, /*keepdim=*/false, at::kFloat).to(*dbias_dtype);
+  return {dx, dw, dbias};
+}
+
+}  // namespace
+
+LinearSpec resolve_for(std::string_view recipe, at::Device device) {
+  // The CPU and the Meta device know no FP8 hardware; OCP formats are their own.
+  static_cast<void>(device);
+  return Recipe::parse(recipe).resolve(Flavour::kOCP);
+}
+
+TORCH_LIBRARY_IMPL(octavo, CPU, m) {
+  m.impl("float8_linear", &float8_linear_kernel);
+  m.impl("float8_linear_forward", &forward_kernel);
+  m.impl("float8_linear_backward", &backward_kernel);
+}
+
+}  // namespace octavo::ops
+
+namespace octavo {
+
+at::Tensor float8_linear(const at::Tensor& x, const at::Tensor& w,
+                         const std::optional<at::Tensor>& bias, const Recipe& recipe,
+                         KeepWeightTransposed keep) {
+  return ops::call_float8_linear(x, w, bias, recipe.to_string(), ops::name(keep));
+}
+
+}  // namespace octavo

@@ -1,0 +1,184 @@
+// Autograd and autocast of float8_linear. The Function calls the _forward and _backward operators
+// through the dispatcher, so tracers see them with everything they exchange.
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "octavo/ops/below.h"
+#include "octavo/ops/float8_linear_ops.h"
+#include "octavo/ops/names.h"
+
+namespace octavo::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+std::optional<at::Tensor> optional(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+}
+
+class Float8Linear : public torch::autograd::Function<Float8Linear> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
+                            const std::optional<at::Tensor>& bias, const std::string& recipe,
+                            bool keep_weight_transposed) {
+    const bool need_dx = x.requires_grad(), need_dw = w.requires_grad();
+    ForwardResult result;
+    {
+      at::AutoDispatchBelowADInplaceOrView guard;
+      result =
+          call_float8_linear_forward(x, w, bias, recipe, need_dx, need_dw, keep_weight_transposed);
+    }
+    auto& [y, x_bytes, x_scale, w_bytes, w_scale] = result;
+    // Undefined: not wanted. Without a scale: high precision.
+    at::Tensor saved_x, saved_x_scale, saved_w, saved_w_scale;
+    if (need_dw) {
+      if (resolve_for(recipe, x.device()).dw.high_precision()) {
+        saved_x = x;
+      } else {
+        saved_x = x_bytes;
+        saved_x_scale = x_scale;
+      }
+    }
+    if (need_dx) {
+      if (keep_weight_transposed) {
+        saved_w = w_bytes;
+        saved_w_scale = w_scale;
+      } else {
+        saved_w = w;
+      }
+    }
+    ctx->save_for_backward({saved_x, saved_x_scale, saved_w, saved_w_scale});
+    ctx->saved_data["recipe"] = recipe;
+    ctx->saved_data["dw_dtype"] = static_cast<std::int64_t>(w.scalar_type());
+    if (bias) ctx->saved_data["dbias_dtype"] = static_cast<std::int64_t>(bias->scalar_type());
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::Tensor& dy = grads[0];
+    variable_list saved = ctx->get_saved_variables();
+    const bool has_bias = ctx->saved_data.count("dbias_dtype") != 0;
+    // What this backward pass asks for may be less than what forward prepared for.
+    const bool need_dx = ctx->needs_input_grad(0), need_dw = ctx->needs_input_grad(1);
+    const bool need_dbias = has_bias && ctx->needs_input_grad(2);
+    const auto dtype = [&](const char* key) {
+      return static_cast<at::ScalarType>(ctx->saved_data[key].toInt());
+    };
+    BackwardResult result;
+    {
+      at::AutoDispatchBelowADInplaceOrView guard;
+      result = call_float8_linear_backward(
+          dy, need_dw ? optional(saved[0]) : std::nullopt,
+          need_dw ? optional(saved[1]) : std::nullopt, need_dx ? optional(saved[2]) : std::nullopt,
+          need_dx ? optional(saved[3]) : std::nullopt, ctx->saved_data["recipe"].toStringRef(),
+          dtype("dw_dtype"),
+          need_dbias ? std::optional<at::ScalarType>(dtype("dbias_dtype")) : std::nullopt);
+    }
+    auto& [dx, dw, dbias] = result;
+    const auto wanted = [](bool need, const at::Tensor& gradient) {
+      if (!need) return at::Tensor();
+      return at::GradMode::is_enabled() ? without_derivative("float8_linear's backward", gradient)
+                                        : gradient;
+    };
+    return {wanted(need_dx, dx), wanted(need_dw, dw), wanted(need_dbias, dbias), at::Tensor(),
+            at::Tensor()};
+  }
+};
+
+// Whether w's transposed layout is kept from forward to backward.
+bool keeps_weight(const at::Tensor& x, const at::Tensor& w, std::string_view word) {
+  const KeepWeightTransposed keep = parse_keep("keep_weight_transposed", word);
+  if (keep != KeepWeightTransposed::kAuto) return keep == KeepWeightTransposed::kOn;
+  if (x.dim() == 0 || w.dim() == 0) return true;  // _forward refuses them
+  c10::SymInt m = 1;
+  for (std::int64_t i = 0; i + 1 < x.dim(); ++i) m = m * x.sym_size(i);
+  const std::optional<std::int64_t> rows = m.maybe_as_int();
+  const std::optional<std::int64_t> features = w.sym_size(0).maybe_as_int();
+  return !rows || !features || *rows >= *features;
+}
+
+at::Tensor float8_linear_autograd(const at::Tensor& x, const at::Tensor& w,
+                                  const std::optional<at::Tensor>& bias, std::string_view recipe,
+                                  std::string_view keep_weight_transposed) {
+  TORCH_CHECK(!x._fw_grad(0).defined() && !w._fw_grad(0).defined(),
+              "float8_linear: forward-mode derivatives are not implemented; use backward()");
+  const bool any = x.requires_grad() || w.requires_grad() || (bias && bias->requires_grad());
+  if (!at::GradMode::is_enabled() || !any) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return call_float8_linear(x, w, bias, recipe, keep_weight_transposed);
+  }
+  return Float8Linear::apply(x, w, bias, std::string(recipe),
+                             keeps_weight(x, w, keep_weight_transposed));
+}
+
+ForwardResult forward_autograd(const at::Tensor& x, const at::Tensor& w,
+                               const std::optional<at::Tensor>& bias, std::string_view recipe,
+                               bool need_dx, bool need_dw, bool keep_weight_transposed) {
+  ForwardResult result;
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    result =
+        call_float8_linear_forward(x, w, bias, recipe, need_dx, need_dw, keep_weight_transposed);
+  }
+  if (requires_derivative({x, w, bias.value_or(at::Tensor())})) {
+    std::get<0>(result) =
+        without_derivative("float8_linear_forward (call float8_linear)", std::get<0>(result));
+  }
+  return result;
+}
+
+BackwardResult backward_autograd(const at::Tensor& dy, const std::optional<at::Tensor>& x,
+                                 const std::optional<at::Tensor>& x_scale,
+                                 const std::optional<at::Tensor>& w,
+                                 const std::optional<at::Tensor>& w_scale, std::string_view recipe,
+                                 at::ScalarType dw_dtype,
+                                 std::optional<at::ScalarType> dbias_dtype) {
+  BackwardResult result;
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    result = call_float8_linear_backward(dy, x, x_scale, w, w_scale, recipe, dw_dtype, dbias_dtype);
+  }
+  if (requires_derivative({dy, x.value_or(at::Tensor()), w.value_or(at::Tensor())})) {
+    auto& [dx, dw, dbias] = result;
+    const char* name = "float8_linear_backward";
+    result = {without_derivative(name, dx), without_derivative(name, dw),
+              without_derivative(name, dbias)};
+  }
+  return result;
+}
+
+// Only x takes the autocast dtype: w is quantised from its own type, and so w.grad keeps it.
+template <at::DeviceType device>
+at::Tensor float8_linear_autocast(const at::Tensor& x, const at::Tensor& w,
+                                  const std::optional<at::Tensor>& bias, std::string_view recipe,
+                                  std::string_view keep_weight_transposed) {
+  c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
+  return call_float8_linear(
+      at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), x, device), w, bias,
+      recipe, keep_weight_transposed);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(octavo, Autograd, m) {
+  m.impl("float8_linear", &float8_linear_autograd);
+  m.impl("float8_linear_forward", &forward_autograd);
+  m.impl("float8_linear_backward", &backward_autograd);
+}
+
+TORCH_LIBRARY_IMPL(octavo, AutocastCPU, m) {
+  m.impl("float8_linear", &float8_linear_autocast<at::kCPU>);
+  m.impl("float8_linear_forward", &below_autocast<&call_float8_linear_forward>::call);
+  m.impl("float8_linear_backward", &below_autocast<&call_float8_linear_backward>::call);
+}
+
+TORCH_LIBRARY_IMPL(octavo, AutocastCUDA, m) {
+  m.impl("float8_linear", &float8_linear_autocast<at::kCUDA>);
+  m.impl("float8_linear_forward", &below_autocast<&call_float8_linear_forward>::call);
+  m.impl("float8_linear_backward", &below_autocast<&call_float8_linear_backward>::call);
+}
+
+}  // namespace octavo::ops

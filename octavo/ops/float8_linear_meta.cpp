@@ -1,0 +1,89 @@
+// Shapes of float8_linear's operators on symbolic sizes. Nothing here reads size() or compares
+// sizes: that would tie a compiled graph to one length. Real kernels check that sizes agree.
+#include <ATen/Functions.h>
+#include <torch/library.h>
+
+#include <vector>
+
+#include "octavo/ops/float8_linear_ops.h"
+#include "octavo/ops/meta.h"
+#include "octavo/ops/names.h"
+
+namespace octavo::ops {
+namespace {
+
+c10::SymInt leading_size(const at::Tensor& x) {
+  c10::SymInt rows = 1;
+  for (std::int64_t i = 0; i + 1 < x.dim(); ++i) rows = rows * x.sym_size(i);
+  return rows;
+}
+
+at::Tensor empty_like_with_columns(const at::Tensor& x, const c10::SymInt& columns) {
+  std::vector<c10::SymInt> sizes = x.sym_sizes().vec();
+  sizes.back() = columns;
+  return at::empty_symint(sizes, x.options());
+}
+
+at::Tensor empty_bytes(const at::Tensor& like, const c10::SymInt& rows,
+                       const c10::SymInt& columns) {
+  return at::empty_symint({rows, columns}, like.options().dtype(at::kByte));
+}
+
+at::Tensor nothing(const at::Tensor& like, at::ScalarType dtype) {
+  return at::empty_symint({0}, like.options().dtype(dtype));
+}
+
+at::Tensor float8_linear_meta(const at::Tensor& x, const at::Tensor& w,
+                              const std::optional<at::Tensor>& bias, std::string_view recipe,
+                              std::string_view keep_weight_transposed) {
+  resolve_for(recipe, x.device());
+  parse_keep("keep_weight_transposed", keep_weight_transposed);
+  check_forward_arguments(x, w, bias);
+  return empty_like_with_columns(x, w.sym_size(0));
+}
+
+ForwardResult forward_meta(const at::Tensor& x, const at::Tensor& w,
+                           const std::optional<at::Tensor>& bias, std::string_view recipe,
+                           bool need_dx, bool need_dw, bool keep_weight_transposed) {
+  const LinearSpec spec = resolve_for(recipe, x.device());
+  check_forward_arguments(x, w, bias);
+  const c10::SymInt m = leading_size(x), n = w.sym_size(0), k = w.sym_size(1);
+  const bool keep_x = need_dw && !spec.dw.high_precision();
+  const bool keep_w = need_dx && keep_weight_transposed;
+  return {empty_like_with_columns(x, n), keep_x ? empty_bytes(x, k, m) : nothing(x, at::kByte),
+          keep_x ? empty_scale_meta(x, spec.dw.b->granularity, k, m, E8m0As::kByte)
+                 : nothing(x, at::kFloat),
+          keep_w ? empty_bytes(x, k, n) : nothing(x, at::kByte),
+          keep_w ? empty_scale_meta(x, spec.dx.b->granularity, k, n, E8m0As::kByte)
+                 : nothing(x, at::kFloat)};
+}
+
+BackwardResult backward_meta(const at::Tensor& dy, const std::optional<at::Tensor>& x,
+                             const std::optional<at::Tensor>& x_scale,
+                             const std::optional<at::Tensor>& w,
+                             const std::optional<at::Tensor>& w_scale, std::string_view recipe,
+                             at::ScalarType dw_dtype, std::optional<at::ScalarType> dbias_dtype) {
+  const LinearSpec spec = resolve_for(recipe, dy.device());
+  check_backward_arguments(dy, x, x_scale, w, w_scale, spec);
+  const c10::SymInt n = dy.sym_size(-1);
+  at::Tensor dx = nothing(dy, dy.scalar_type());
+  if (w) dx = empty_like_with_columns(dy, w->sym_size(w_scale ? 0 : 1));
+  at::Tensor dw = nothing(dy, dw_dtype);
+  if (x) {
+    const c10::SymInt k = x_scale ? x->sym_size(0) : x->sym_size(-1);
+    dw = at::empty_symint({n, k}, dy.options().dtype(dw_dtype));
+  }
+  at::Tensor dbias = nothing(dy, dbias_dtype.value_or(at::kFloat));
+  if (dbias_dtype) dbias = at::empty_symint({n}, dy.options().dtype(*dbias_dtype));
+  return {dx, dw, dbias};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(octavo, Meta, m) {
+  m.impl("float8_linear", &float8_linear_meta);
+  m.impl("float8_linear_forward", &forward_meta);
+  m.impl("float8_linear_backward", &backward_meta);
+}
+
+}  // namespace octavo::ops

@@ -1,0 +1,98 @@
+#include "octavo/ops/float8_linear_ops.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
+
+namespace octavo::ops {
+namespace {
+
+template <typename Signature>
+c10::TypedOperatorHandle<Signature> find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+bool is_high_precision(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
+}
+
+void check_dtype(const char* argument, const at::Tensor& tensor) {
+  TORCH_CHECK(is_high_precision(tensor.scalar_type()), "float8_linear: ", argument,
+              " must be float32, bfloat16 or float16, got ", tensor.scalar_type(),
+              "; convert it with ", argument, ".to(torch.float32)");
+}
+
+// An operand kept for backward: FP8 bytes with their scale, or high precision without one.
+void check_saved(const char* argument, const std::optional<at::Tensor>& tensor,
+                 const std::optional<at::Tensor>& scale) {
+  if (!tensor) {
+    TORCH_CHECK(!scale, "float8_linear_backward: ", argument, "_scale is given without ", argument,
+                "; give both or none");
+    return;
+  }
+  if (!scale) return check_dtype(argument, *tensor);
+  TORCH_CHECK(tensor->scalar_type() == at::kByte && tensor->dim() == 2,
+              "float8_linear_backward: ", argument,
+              " with a scale must be float8_linear_forward's matrix of bytes, got ",
+              tensor->scalar_type(), " with ", tensor->dim(), " dimensions");
+}
+
+}  // namespace
+
+at::Tensor call_float8_linear(const at::Tensor& x, const at::Tensor& w,
+                              const std::optional<at::Tensor>& bias, std::string_view recipe,
+                              std::string_view keep_weight_transposed) {
+  static const auto op = find<decltype(call_float8_linear)>("octavo::float8_linear");
+  return op.call(x, w, bias, recipe, keep_weight_transposed);
+}
+
+ForwardResult call_float8_linear_forward(const at::Tensor& x, const at::Tensor& w,
+                                         const std::optional<at::Tensor>& bias,
+                                         std::string_view recipe, bool need_dx, bool need_dw,
+                                         bool keep_weight_transposed) {
+  static const auto op =
+      find<decltype(call_float8_linear_forward)>("octavo::float8_linear_forward");
+  return op.call(x, w, bias, recipe, need_dx, need_dw, keep_weight_transposed);
+}
+
+BackwardResult call_float8_linear_backward(const at::Tensor& dy, const std::optional<at::Tensor>& x,
+                                           const std::optional<at::Tensor>& x_scale,
+                                           const std::optional<at::Tensor>& w,
+                                           const std::optional<at::Tensor>& w_scale,
+                                           std::string_view recipe, at::ScalarType dw_dtype,
+                                           std::optional<at::ScalarType> dbias_dtype) {
+  static const auto op =
+      find<decltype(call_float8_linear_backward)>("octavo::float8_linear_backward");
+  return op.call(dy, x, x_scale, w, w_scale, recipe, dw_dtype, dbias_dtype);
+}
+
+void check_forward_arguments(const at::Tensor& x, const at::Tensor& w,
+                             const std::optional<at::Tensor>& bias) {
+  TORCH_CHECK(x.dim() >= 1, "float8_linear: x must be (..., K), got a scalar");
+  TORCH_CHECK(w.dim() == 2, "float8_linear: w must be (N, K), got ", w.dim(), " dimensions");
+  check_dtype("x", x);
+  check_dtype("w", w);
+  TORCH_CHECK(w.device() == x.device(), "float8_linear: x and w must be on one device, got ",
+              x.device(), " and ", w.device());
+  if (!bias) return;
+  TORCH_CHECK(bias->dim() == 1, "float8_linear: bias must be (N), got ", bias->dim(),
+              " dimensions");
+  check_dtype("bias", *bias);
+  TORCH_CHECK(bias->device() == x.device(), "float8_linear: x and bias must be on one device, got ",
+              x.device(), " and ", bias->device());
+}
+
+void check_backward_arguments(const at::Tensor& dy, const std::optional<at::Tensor>& x,
+                              const std::optional<at::Tensor>& x_scale,
+                              const std::optional<at::Tensor>& w,
+                              const std::optional<at::Tensor>& w_scale, const LinearSpec& spec) {
+  TORCH_CHECK(dy.dim() >= 1, "float8_linear_backward: dy must be (..., N), got a scalar");
+  check_dtype("dy", dy);
+  check_saved("x", x, x_scale);
+  check_saved("w", w, w_scale);
+  TORCH_CHECK(!x || x_scale.has_value() != spec.dw.high_precision(),
+              "float8_linear_backward: this recipe needs x ",
+              spec.dw.high_precision() ? "itself, without a scale"
+                                       : "as float8_linear_forward's bytes and scale");
+}
+
+}  // namespace octavo::ops

@@ -1,0 +1,43 @@
+// Every operator of torch.ops.octavo. Recipes cross as strings (Recipe::parse); layouts, formats,
+// granularities and backends by the names the rest of Octavo prints.
+#include <torch/library.h>
+
+TORCH_LIBRARY(octavo, m) {
+  // y = x . w^T (+ bias), differentiable (ops/float8_linear.h).
+  // keep_weight_transposed: auto, on or off.
+  m.def(
+      "float8_linear(Tensor x, Tensor w, Tensor? bias=None, str recipe=\"rowwise\", "
+      "str keep_weight_transposed=\"auto\") -> Tensor");
+
+  // The same, with what backward needs as explicit outputs:
+  //   x_bytes (K, M), x_scale: x transposed, where need_dw and the recipe's dw product is in FP8
+  //   w_bytes (K, N), w_scale: w transposed, where need_dx and keep_weight_transposed
+  // and empty (0) tensors otherwise. FP8 data and e8m0 scales cross as uint8: torch 2.11 cannot
+  // compare FP8 tensors (allclose), so opcheck could not test an operator that takes them.
+  m.def(
+      "float8_linear_forward(Tensor x, Tensor w, Tensor? bias, str recipe, bool need_dx, "
+      "bool need_dw, bool keep_weight_transposed) "
+      "-> (Tensor y, Tensor x_bytes, Tensor x_scale, Tensor w_bytes, Tensor w_scale)");
+
+  // dx (..., K) in dy's dtype, wanted where w is given; dw (N, K) in dw_dtype, wanted where x is
+  // given; dbias (N) in dbias_dtype, wanted where that is given; empty (0) tensors otherwise.
+  // x: x_bytes with x_scale, or x itself in high precision (..., K) without a scale.
+  // w: w_bytes with w_scale, or w itself in high precision (N, K) without a scale.
+  m.def(
+      "float8_linear_backward(Tensor dy, Tensor? x, Tensor? x_scale, Tensor? w, Tensor? w_scale, "
+      "str recipe, ScalarType dw_dtype, ScalarType? dbias_dtype=None) "
+      "-> (Tensor dx, Tensor dw, Tensor dbias)");
+
+  // One layout of a matrix x (M, K): data (M, K), or (K, M) for layout="transposed", and its
+  // scales (quantize/quantize.h).
+  m.def(
+      "quantize(Tensor x, str format=\"e4m3fn\", str granularity=\"rowwise\", *, "
+      "str layout=\"rows\", str scale_rounding=\"none\", str mx_rounding=\"rceil\") "
+      "-> (Tensor data, Tensor scale)");
+
+  // (M, K) . (N, K)^T (+ bias) (gemm/scaled_mm.h).
+  m.def(
+      "scaled_mm(Tensor a, Tensor a_scale, str a_granularity, Tensor b, Tensor b_scale, "
+      "str b_granularity, Tensor? bias=None, *, ScalarType out_dtype=bfloat16, "
+      "bool fast_accumulation=False, str backend=\"auto\") -> Tensor");
+}

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -9,11 +10,11 @@
 namespace octavo::nn {
 
 struct ConvertOptions {
-  Recipe recipe;
+  Recipe recipe = {};
   /// Asked for every linear that filter_fqns leaves; false keeps it in high precision.
-  std::function<bool(const Linear&, const std::string& fqn)> filter = {};
-  /// Linears whose name contains one of these stay in high precision. Names match our own
-  /// (Hugging Face) and torchtitan's aliases (wq, wk, wv, wo, w1, w2, w3, output).
+  std::function<bool(const LinearImpl&, const std::string& fqn)> filter = {};
+  /// Linears whose name contains one of these stay in high precision. Matched as substrings of our
+  /// own (Hugging Face's) name and of torchtitan_name().
   std::vector<std::string> filter_fqns = {};
   bool auto_filter_small = false;  ///< leave linears our measurements show slower in FP8
   bool allow_unmatched = false;    ///< a filter_fqns entry that matches nothing is no error
@@ -26,9 +27,20 @@ struct ConvertedLinear {
 };
 
 /// Sets the recipe of every octavo::nn::Linear below (and including) `module`, post-order, in
-/// place. Returns one entry per linear. Errors: nothing converted, an unmatched filter, a foreign
-/// torch::nn::Linear (it cannot be swapped in C++).
+/// place. Parameters stay the tensors they are, so tied weights stay tied. Returns one entry per
+/// linear; a module registered twice counts once, under its first name.
+/// Errors, before anything is changed: nothing would be converted, a filter_fqns entry matches no
+/// linear, a foreign torch::nn::Linear that no filter leaves out (it cannot be swapped in C++).
 std::vector<ConvertedLinear> convert_to_float8_training(torch::nn::Module& module,
                                                         const ConvertOptions& options);
+
+/// A linear's name as torchtitan's Llama has it: "model.layers.0.self_attn.q_proj" ->
+/// "layers.0.attention.wq", "model.layers.0.mlp.down_proj" -> "layers.0.feed_forward.w2",
+/// "lm_head" -> "output". Parts without a counterpart stay.
+std::string torchtitan_name(const std::string& fqn);
+
+/// Whether auto_filter_small leaves a linear of these sizes in high precision: where FP8 forward
+/// and backward together did not gain in our measurements (docs/recipes.md).
+bool is_small(std::int64_t in_features, std::int64_t out_features);
 
 }  // namespace octavo::nn

@@ -1,0 +1,132 @@
+#include "octavo/nn/checkpoint.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/custom_class.h>
+
+#include <mutex>
+
+namespace octavo::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor generator_state() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_generator_state(const at::Tensor& state) {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(state);
+}
+
+struct AutocastState {
+  bool enabled;
+  bool cache_enabled;
+  at::ScalarType dtype;
+
+  static AutocastState current() {
+    return {at::autocast::is_autocast_enabled(at::kCPU), at::autocast::is_autocast_cache_enabled(),
+            at::autocast::get_autocast_dtype(at::kCPU)};
+  }
+  void apply() const {
+    at::autocast::set_autocast_enabled(at::kCPU, enabled);
+    at::autocast::set_autocast_cache_enabled(cache_enabled);
+    at::autocast::set_autocast_dtype(at::kCPU, dtype);
+  }
+};
+
+// Runs a block under a given autocast state, with its cache off.
+class AutocastGuard {
+ public:
+  explicit AutocastGuard(AutocastState state) : before_(AutocastState::current()) {
+    state.cache_enabled = false;
+    state.apply();
+  }
+  ~AutocastGuard() { before_.apply(); }
+  AutocastGuard(const AutocastGuard&) = delete;
+  AutocastGuard& operator=(const AutocastGuard&) = delete;
+
+ private:
+  AutocastState before_;
+};
+
+class GeneratorGuard {
+ public:
+  explicit GeneratorGuard(const at::Tensor& state) : before_(generator_state()) {
+    set_generator_state(state);
+  }
+  ~GeneratorGuard() { set_generator_state(before_); }
+  GeneratorGuard(const GeneratorGuard&) = delete;
+  GeneratorGuard& operator=(const GeneratorGuard&) = delete;
+
+ private:
+  at::Tensor before_;
+};
+
+// What backward needs besides x to run the block again.
+struct Recomputation : torch::CustomClassHolder {
+  std::function<at::Tensor(const at::Tensor&)> block;
+  at::Tensor generator_state;
+  AutocastState autocast;
+};
+
+class Checkpoint : public torch::autograd::Function<Checkpoint> {
+ public:
+  // `anchor` requires a gradient, so that backward comes here even where x requires none.
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& anchor,
+                            const c10::intrusive_ptr<Recomputation>& recomputation) {
+    static_cast<void>(anchor);
+    ctx->save_for_backward({x});
+    ctx->saved_data["recomputation"] = c10::IValue::make_capsule(recomputation);
+    const AutocastGuard autocast(recomputation->autocast);
+    return recomputation->block(x);  // Function::apply has turned recording off
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    TORCH_CHECK(torch::autograd::Engine::get_default_engine().is_checkpoint_valid(),
+                "checkpoint: gradients of a checkpointed block reach its parameters through "
+                "backward() only; call backward() without inputs instead of autograd::grad(), or "
+                "switch checkpointing off");
+    TORCH_CHECK(!at::GradMode::is_enabled(),
+                "checkpoint: second derivatives (create_graph) of a checkpointed block are not "
+                "implemented; switch checkpointing off");
+    const at::Tensor x = ctx->get_saved_variables()[0];
+    const auto recomputation = c10::static_intrusive_pointer_cast<Recomputation>(
+        ctx->saved_data["recomputation"].toCapsule());
+    at::Tensor input = x.detach();
+    input.set_requires_grad(ctx->needs_input_grad(0));
+    at::Tensor y;
+    {
+      const at::AutoGradMode record(true);
+      const AutocastGuard autocast(recomputation->autocast);
+      const GeneratorGuard generator(recomputation->generator_state);
+      y = recomputation->block(input);
+    }
+    if (y.requires_grad()) torch::autograd::backward({y}, {grads[0]});
+    return {input.grad(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> block, const at::Tensor& x) {
+  if (!at::GradMode::is_enabled()) return block(x);
+  TORCH_CHECK(x.is_cpu(), "checkpoint: expected x on the CPU, got ", x.device(),
+              "; the random state of other devices is not saved yet");
+  auto recomputation = c10::make_intrusive<Recomputation>();
+  recomputation->block = std::move(block);
+  recomputation->generator_state = generator_state();
+  recomputation->autocast = AutocastState::current();
+  const at::Tensor anchor = at::empty({0}).set_requires_grad(true);
+  return Checkpoint::apply(x, anchor, recomputation);
+}
+
+}  // namespace octavo::nn

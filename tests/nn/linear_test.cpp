@@ -1,0 +1,74 @@
+#include "octavo/nn/linear.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <sstream>
+
+namespace octavo::nn {
+namespace {
+
+TEST(Linear, WithoutRecipeIsAPlainLinear) {
+  Linear layer(LinearOptions{.in_features = 5, .out_features = 3, .bias = true});
+  const at::Tensor x = torch::randn({2, 4, 5});
+  EXPECT_TRUE(at::equal(layer(x), at::linear(x, layer->weight, layer->bias)));
+}
+
+TEST(Linear, WithRecipeIsFloat8Linear) {
+  Linear layer(LinearOptions{.in_features = 48, .out_features = 32, .bias = true});
+  layer->recipe = Recipe::parse("tensorwise");
+  const at::Tensor x = torch::randn({2, 4, 48});
+  EXPECT_TRUE(at::equal(layer(x), float8_linear(x, layer->weight, layer->bias, *layer->recipe)));
+  EXPECT_FALSE(at::equal(layer(x), at::linear(x, layer->weight, layer->bias)));
+}
+
+TEST(Linear, InitialisationIsTorchs) {
+  const double bound = 1.0 / std::sqrt(400.0);
+  Linear layer(LinearOptions{.in_features = 400, .out_features = 300, .bias = true});
+  for (const at::Tensor& parameter : layer->parameters()) {
+    EXPECT_LE(parameter.abs().max().item<double>(), bound);
+    EXPECT_GE(parameter.abs().max().item<double>(), 0.9 * bound);  // 300 draws or more
+  }
+  // torch.nn.Linear draws the weight first, then the bias, from the same generator.
+  torch::manual_seed(5);
+  Linear ours(LinearOptions{.in_features = 7, .out_features = 3, .bias = true});
+  torch::manual_seed(5);
+  torch::nn::Linear theirs(7, 3);
+  // kaiming_uniform_(a = sqrt(5)) computes the same bound in another order of operations.
+  EXPECT_TRUE(at::allclose(ours->weight, theirs->weight, 1e-6, 0));
+  EXPECT_TRUE(at::allclose(ours->bias, theirs->bias, 1e-6, 0));
+}
+
+TEST(Linear, NamesAreThoseOfAPlainLinear) {
+  Linear layer(LinearOptions{.in_features = 4, .out_features = 4, .bias = true});
+  layer->recipe = Recipe{};
+  std::vector<std::string> names;
+  for (const auto& item : layer->named_parameters()) names.push_back(item.key());
+  EXPECT_EQ(names, (std::vector<std::string>{"weight", "bias"}));
+  EXPECT_EQ(layer->named_buffers().size(), 0u);
+}
+
+TEST(Linear, PrintsItsRecipe) {
+  Linear layer(LinearOptions{.in_features = 4, .out_features = 8});
+  std::ostringstream plain, converted;
+  plain << *layer;
+  layer->recipe = Recipe::parse("mxfp8_cublas");
+  converted << *layer;
+  EXPECT_EQ(plain.str(), "octavo::nn::Linear(4, 8)");
+  EXPECT_EQ(converted.str(), "octavo::nn::Linear(4, 8, recipe mxfp8(mx_rounding=floor))");
+}
+
+TEST(Linear, CloneKeepsTheRecipe) {
+  Linear layer(LinearOptions{.in_features = 16, .out_features = 16});
+  layer->recipe = Recipe::parse("blockwise");
+  layer->keep_weight_transposed = KeepWeightTransposed::kOff;
+  const auto copy = std::dynamic_pointer_cast<LinearImpl>(layer->clone());
+  EXPECT_EQ(copy->recipe, layer->recipe);
+  EXPECT_EQ(copy->keep_weight_transposed, KeepWeightTransposed::kOff);
+  EXPECT_TRUE(at::equal(copy->weight, layer->weight));
+  EXPECT_FALSE(copy->weight.is_alias_of(layer->weight));
+}
+
+}  // namespace
+}  // namespace octavo::nn

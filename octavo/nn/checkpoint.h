@@ -12,11 +12,14 @@ namespace octavo::nn {
 /// The block runs without recording in forward; in backward it runs again under the random
 /// generator's state and the autocast state of the first run, so that dropout draws the same mask.
 /// Outputs and gradients are the same bits as those of block(x). Autocast's cache of cast weights
-/// is off inside, because a weight cast without recording must not serve a recorded use. Without
-/// grad mode this is block(x). x: any tensor on the CPU; `block` may capture further tensors, but
-/// gradients of captured non-parameters arrive at leaves only. Errors: torch::autograd::grad()
-/// instead of backward() (the recomputation accumulates into the parameters' .grad), second
-/// derivatives, other devices.
+/// is off inside: a weight cast without recording must not serve a recorded use.
+/// Without grad mode this is block(x).
+///
+/// x: any tensor on the CPU. `block` should capture parameters and constants only: a captured
+/// result of other recorded computation would have its graph walked once per checkpoint.
+///
+/// Errors: torch::autograd::grad() instead of backward() (the recomputation accumulates into the
+/// parameters' .grad), second derivatives, other devices.
 at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> block, const at::Tensor& x);
 
 }  // namespace octavo::nn

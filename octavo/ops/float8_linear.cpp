@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "octavo/gemm/scaled_mm.h"
+#include "octavo/ops/bias_gradient.h"
 #include "octavo/ops/float8_linear_ops.h"
 #include "octavo/ops/names.h"
 #include "octavo/quantize/quantize.h"
@@ -126,7 +127,7 @@ BackwardResult backward_kernel(const at::Tensor& dy, const std::optional<at::Ten
   }
 
   at::Tensor dbias = nothing(dy, dbias_dtype.value_or(at::kFloat));
-  if (dbias_dtype) dbias = at::sum(dy_MN, {0}, /*keepdim=*/false, at::kFloat).to(*dbias_dtype);
+  if (dbias_dtype) dbias = bias_gradient(dy_MN, *dbias_dtype);
   return {dx, dw, dbias};
 }
 

@@ -1,0 +1,248 @@
+// What runs below float8_linear: every dispatcher call of forward and backward is recorded, and the
+// kernels' counters are read. No operand may be copied or transposed, and no kernel may run more
+// often than the three products need.
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "octavo/kernels/counter.h"
+#include "tests/ops/reference.h"
+
+namespace octavo {
+namespace {
+
+using testing::leaf;
+
+// Names of all dispatcher calls, on any thread, while it lives.
+class Recorder {
+ public:
+  Recorder() {
+    instance_ = this;
+    handle_ = at::addGlobalCallback(
+        at::RecordFunctionCallback(&Recorder::on_call).scopes({at::RecordScope::FUNCTION}));
+  }
+  ~Recorder() {
+    at::removeCallback(handle_);
+    instance_ = nullptr;
+  }
+  std::map<std::string, int> calls() const {
+    std::lock_guard lock(mutex_);
+    return calls_;
+  }
+
+ private:
+  static std::unique_ptr<at::ObserverContext> on_call(const at::RecordFunction& function) {
+    std::lock_guard lock(instance_->mutex_);
+    ++instance_->calls_[function.name()];
+    return nullptr;
+  }
+  static inline Recorder* instance_ = nullptr;
+  mutable std::mutex mutex_;
+  std::map<std::string, int> calls_;
+  at::CallbackHandle handle_;
+};
+
+// Calls that allocate or only look at memory differently. Whatever is not here, not ours and not a
+// product would read or write an operand once more.
+const std::set<std::string> kHarmless = {
+    "aten::empty",   "aten::empty_strided", "aten::view",
+    "aten::t",       "aten::transpose",     "aten::detach",
+    "detach",        "aten::as_strided",    "aten::expand",
+    "aten::reshape", "aten::is_same_size",  "aten::result_type"};
+
+// The calls that are neither harmless, nor ours, nor a product.
+std::map<std::string, int> copies(const std::map<std::string, int>& calls) {
+  std::map<std::string, int> found;
+  for (const auto& [name, count] : calls) {
+    if (kHarmless.count(name) || name.rfind("octavo::", 0) == 0 || name == "aten::mm") continue;
+    found[name] = count;
+  }
+  return found;
+}
+
+struct Counts {
+  std::uint64_t amax, quantize, decode, epilogue, column_sum;
+  friend bool operator==(const Counts&, const Counts&) = default;
+};
+
+std::ostream& operator<<(std::ostream& out, const Counts& c) {
+  return out << "amax " << c.amax << ", quantize " << c.quantize << ", decode " << c.decode
+             << ", epilogue " << c.epilogue << ", column_sum " << c.column_sum;
+}
+
+Counts counts_now() {
+  const kernels::Counters& c = kernels::counters();
+  return {c.amax, c.quantize, c.decode, c.epilogue, c.column_sum};
+}
+
+Counts operator-(const Counts& a, const Counts& b) {
+  return {a.amax - b.amax, a.quantize - b.quantize, a.decode - b.decode, a.epilogue - b.epilogue,
+          a.column_sum - b.column_sum};
+}
+
+Counts operator+(const Counts& a, const Counts& b) { return a - (Counts{} - b); }
+
+// Kernels of one quantize_operand call: one pass that writes, after one that reads where a scale
+// spans more than the row at hand.
+Counts of_operand(const std::optional<LayoutSpec>& rows,
+                  const std::optional<LayoutSpec>& transposed) {
+  if (!rows && !transposed) return {};
+  const auto spans = [](const std::optional<LayoutSpec>& layout) {
+    return layout &&
+           (layout->granularity.block_rows == 0 || layout->granularity.block_columns == 0);
+  };
+  const bool rows_at_hand = !transposed && rows->granularity == Granularity::rowwise();
+  return {(spans(rows) || spans(transposed)) && !rows_at_hand, 1, 0, 0, 0};
+}
+
+// Kernels of one product into `dtype`: two operands decoded; an epilogue pass where scales come
+// after the product, or a bias or a rounding does.
+Counts of_product(const ProductSpec& product, bool bias, at::ScalarType dtype) {
+  if (product.high_precision()) return {};
+  const bool scale_after =
+      product.a->granularity.block_columns == 0 && product.b->granularity.block_columns == 0;
+  return {0, 0, 2, scale_after || bias || dtype != at::kFloat, 0};
+}
+
+struct Case {
+  bool dx = true, dw = true, bias = true;
+  KeepWeightTransposed keep = KeepWeightTransposed::kOn;
+  at::ScalarType dtype = at::kFloat;
+};
+
+struct Observed {
+  std::map<std::string, int> calls;
+  Counts counts;
+};
+
+Observed observe(const Recipe& recipe, const Case& c) {
+  at::manual_seed(1);
+  const at::Tensor x = leaf(at::randn({48, 160}), c.dtype, c.dx),
+                   w = leaf(at::randn({32, 160}), c.dtype, c.dw),
+                   bias = leaf(at::randn({32}), c.dtype, c.bias);
+  const at::Tensor dy = at::randn({48, 32}).to(c.dtype);
+  const std::optional<at::Tensor> b = c.bias ? std::optional<at::Tensor>(bias) : std::nullopt;
+  const Counts before = counts_now();
+  Recorder recorder;
+  const at::Tensor y = float8_linear(x, w, b, recipe, c.keep);
+  torch::autograd::backward({y}, {dy});
+  return {recorder.calls(), counts_now() - before};
+}
+
+// The kernels the design allows: x, w and dy once each (w again where its transposed layout was not
+// kept), three products, one sum for the bias.
+Counts expected(const Recipe& recipe, const Case& c) {
+  const LinearSpec spec = recipe.resolve(Flavour::kOCP);
+  const std::optional<LayoutSpec> none;
+  const bool keep = c.keep == KeepWeightTransposed::kOn;
+  const bool dw_fp8 = c.dw && !spec.dw.high_precision();
+  Counts counts = of_operand(spec.forward.a, dw_fp8 ? spec.dw.b : none) +
+                  of_operand(spec.forward.b, c.dx && keep ? spec.dx.b : none) +
+                  of_operand(c.dx ? spec.dx.a : none, dw_fp8 ? spec.dw.a : none) +
+                  of_product(spec.forward, c.bias, c.dtype);
+  if (c.dx && !keep) counts = counts + of_operand(none, spec.dx.b);
+  if (c.dx) counts = counts + of_product(spec.dx, false, c.dtype);
+  if (c.dw) counts = counts + of_product(spec.dw, false, c.dtype);
+  if (c.bias) ++counts.column_sum;
+  return counts;
+}
+
+TEST(Dispatch, NoCopyOfAnOperandAndExactlyTheExpectedKernels) {
+  for (const std::string& text : testing::recipes()) {
+    const Recipe recipe = Recipe::parse(text);
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      for (const KeepWeightTransposed keep :
+           {KeepWeightTransposed::kOn, KeepWeightTransposed::kOff}) {
+        const Case c{.keep = keep, .dtype = dtype};
+        SCOPED_TRACE(text + " " + c10::toString(dtype) +
+                     (keep == KeepWeightTransposed::kOn ? " kept" : " not kept"));
+        const Observed seen = observe(recipe, c);
+        EXPECT_EQ(copies(seen.calls), (std::map<std::string, int>{}));
+        EXPECT_EQ(seen.calls.at("aten::mm"), 3);
+        EXPECT_EQ(seen.calls.at("octavo::float8_linear"), 1);
+        EXPECT_EQ(seen.calls.at("octavo::float8_linear_forward"), 1);
+        EXPECT_EQ(seen.calls.at("octavo::float8_linear_backward"), 1);
+        EXPECT_EQ(seen.counts, expected(recipe, c));
+      }
+    }
+  }
+}
+
+// field_cases, Module and autograd: "a frozen weight costs no weight-gradient GEMM".
+TEST(Dispatch, AFrozenWeightCostsNoWeightGradientGemm) {
+  for (const std::string& text : testing::recipes()) {
+    SCOPED_TRACE(text);
+    const Recipe recipe = Recipe::parse(text);
+    for (int bits = 1; bits < 8; ++bits) {
+      const Case c{.dx = bool(bits & 1), .dw = bool(bits & 2), .bias = bool(bits & 4)};
+      const Observed seen = observe(recipe, c);
+      EXPECT_EQ(seen.calls.at("aten::mm"), 1 + c.dx + c.dw) << bits;
+      EXPECT_EQ(seen.counts, expected(recipe, c)) << bits;
+      EXPECT_EQ(copies(seen.calls), (std::map<std::string, int>{})) << bits;
+    }
+  }
+}
+
+TEST(Dispatch, WithoutGradientsOnlyRowsAreQuantised) {
+  for (const std::string& text : testing::recipes()) {
+    SCOPED_TRACE(text);
+    const Recipe recipe = Recipe::parse(text);
+    const LinearSpec spec = recipe.resolve(Flavour::kOCP);
+    const at::Tensor x = at::randn({48, 160}), w = leaf(at::randn({32, 160}), at::kFloat);
+    at::NoGradGuard no_grad;
+    const Counts before = counts_now();
+    Recorder recorder;
+    float8_linear(x, w, std::nullopt, recipe);
+    EXPECT_EQ(counts_now() - before, of_operand(spec.forward.a, std::nullopt) +
+                                         of_operand(spec.forward.b, std::nullopt) +
+                                         of_product(spec.forward, false, at::kFloat));
+    EXPECT_EQ(copies(recorder.calls()), (std::map<std::string, int>{}));
+  }
+}
+
+TEST(Dispatch, LeadingDimensionsAndExpandedGradientsAreNotCopied) {
+  for (const std::string& text : testing::recipes()) {
+    SCOPED_TRACE(text);
+    const Recipe recipe = Recipe::parse(text);
+    // A gradient in high precision needs a product that reads stride 0, which ATen's may copy.
+    if (recipe.resolve(Flavour::kOCP).dw.high_precision()) continue;
+    const at::Tensor x = leaf(at::randn({4, 12, 160}), at::kBFloat16),
+                     w = leaf(at::randn({32, 160}), at::kBFloat16);
+    Recorder recorder;
+    const at::Tensor y = float8_linear(x, w, std::nullopt, recipe);
+    torch::autograd::backward({y}, {at::ones({}, at::kBFloat16).expand({4, 12, 32})});
+    auto found = copies(recorder.calls());
+    found.erase("aten::ones");  // the test's own gradient
+    found.erase("aten::fill_");
+    EXPECT_EQ(found, (std::map<std::string, int>{}));
+  }
+}
+
+// The recorder itself must see what it is there to forbid.
+TEST(Dispatch, TheRecorderSeesAnAddedCopy) {
+  const at::Tensor x = at::randn({48, 160}), w = at::randn({32, 160});
+  const auto seen = [&](auto&& spoil) {
+    Recorder recorder;
+    float8_linear(spoil(x), w, std::nullopt, Recipe{});
+    return copies(recorder.calls());
+  };
+  EXPECT_EQ(seen([](const at::Tensor& t) { return t; }), (std::map<std::string, int>{}));
+  EXPECT_TRUE(seen([](const at::Tensor& t) { return t.clone(); }).count("aten::clone"));
+  EXPECT_TRUE(
+      seen([](const at::Tensor& t) { return t.t().contiguous().t(); }).count("aten::clone"));
+  EXPECT_TRUE(
+      seen([](const at::Tensor& t) { return t.t().contiguous().t(); }).count("aten::copy_"));
+  EXPECT_TRUE(
+      seen([](const at::Tensor& t) { return t.to(at::kBFloat16); }).count("aten::_to_copy"));
+  EXPECT_TRUE(seen([](const at::Tensor& t) { return t * 2; }).count("aten::mul"));
+  // Leading dimensions that no view can flatten are copied once, as documented.
+  Recorder recorder;
+  float8_linear(at::randn({6, 4, 160}).transpose(0, 1), w, std::nullopt, Recipe{});
+  EXPECT_EQ(recorder.calls().at("aten::clone"), 1);
+}
+
+}  // namespace
+}  // namespace octavo

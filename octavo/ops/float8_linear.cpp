@@ -11,6 +11,7 @@
 #include "octavo/ops/bias_gradient.h"
 #include "octavo/ops/float8_linear_ops.h"
 #include "octavo/ops/names.h"
+#include "octavo/ops/scale_layout.h"
 #include "octavo/quantize/quantize.h"
 
 namespace octavo::ops {
@@ -40,7 +41,8 @@ at::Tensor to_bytes(const at::Tensor& tensor) {
 ScaledTensor from_bytes(const at::Tensor& bytes, const at::Tensor& scale, const LayoutSpec& spec) {
   ScaledTensor out;
   out.data = bytes.view(scalar_type(spec.format));
-  out.scale = spec.granularity.mx ? scale.view(at::kFloat8_e8m0fnu) : scale;
+  out.scale = in_default_layout(scale, spec.granularity);
+  if (spec.granularity.mx) out.scale = out.scale.view(at::kFloat8_e8m0fnu);
   out.granularity = spec.granularity;
   out.scale_layout = default_scale_layout(spec.granularity);
   out.logical_sizes = {bytes.size(0), bytes.size(1)};

@@ -8,6 +8,7 @@
 
 #include "octavo/ops/below.h"
 #include "octavo/ops/names.h"
+#include "octavo/ops/scale_layout.h"
 
 namespace octavo::ops {
 namespace {
@@ -30,8 +31,8 @@ ScaledTensor scaled_tensor(const char* argument, const at::Tensor& data, const a
               " dimensions");
   ScaledTensor out;
   out.data = data;
-  out.scale = scale;
   out.granularity = parse_granularity(argument, granularity);
+  out.scale = in_default_layout(scale, out.granularity);
   out.scale_layout = default_scale_layout(out.granularity);
   out.logical_sizes = data.sizes().vec();
   return out;

@@ -41,16 +41,15 @@ def compare_fp8_bytes(monkeypatch):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_opcheck_float8_linear(recipe):
     x, w, bias = operands()
-    for args in [(x, w, bias), (x, w, None), (x.detach().view(2, 20, 136), w, bias)]:
-        for keep in ["auto", "off"]:
-            opcheck(octavo.float8_linear.default, (*args, recipe, keep))
+    opcheck(octavo.float8_linear.default, (x, w, bias, recipe))
+    opcheck(octavo.float8_linear.default, (x.detach().view(2, 20, 136), w, None, recipe, "off"))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_opcheck_forward_and_backward(recipe):
     x, w, bias = operands(requires_grad=False)
     hp = "hp" in recipe
-    for flags in [(True, True, True), (True, True, False), (False, True, False), (True, False, True)]:
+    for flags in [(True, True, True), (False, True, False)]:
         opcheck(octavo.float8_linear_forward.default, (x, w, bias, recipe, *flags))
     _, xb, xs, wb, ws = octavo.float8_linear_forward(x, w, bias, recipe, True, True, True)
     x_saved = (x, None) if hp else (xb, xs)
@@ -58,17 +57,14 @@ def test_opcheck_forward_and_backward(recipe):
     backward = octavo.float8_linear_backward.default
     opcheck(backward, (dy, *x_saved, wb, ws, recipe, torch.float32, torch.float32))
     opcheck(backward, (dy, *x_saved, w, None, recipe, torch.bfloat16, None))
-    opcheck(backward, (dy, None, None, wb, ws, recipe, torch.float32, torch.bfloat16))
-    opcheck(backward, (dy, *x_saved, None, None, recipe, torch.float32, None))
+    opcheck(backward, (dy, None, None, None, None, recipe, torch.float32, torch.bfloat16))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_opcheck_quantize(granularity):
-    for x in [torch.randn(40, 200), torch.randn(200, 40, dtype=torch.bfloat16).t()]:
-        for layout in ["rows", "transposed"]:
-            opcheck(
-                octavo.quantize.default, (x, "e4m3fn", granularity), {"layout": layout}
-            )
+    opcheck(octavo.quantize.default, (torch.randn(40, 200), "e4m3fn", granularity))
+    x = torch.randn(200, 40, dtype=torch.bfloat16).t()
+    opcheck(octavo.quantize.default, (x, "e5m2", granularity), {"layout": "transposed"})
 
 
 PRODUCTS = [
@@ -88,7 +84,6 @@ def test_opcheck_scaled_mm(granularities, compare_fp8_bytes):
     for matrix, granularity in zip((a, b), granularities):
         args += [*octavo.quantize(matrix, "e4m3fn", granularity), granularity]
     opcheck(octavo.scaled_mm.default, (*args, bias), {"out_dtype": torch.float32})
-    opcheck(octavo.scaled_mm.default, (*args,))
 
 
 @pytest.mark.parametrize("granularities", PRODUCTS)

@@ -47,20 +47,11 @@ class Recorder {
 
 // Calls that allocate or only look at memory differently. Whatever is not here, not ours and not a
 // product would read or write an operand once more.
-const std::set<std::string> kHarmless = {"aten::empty",
-                                         "aten::empty_strided",
-                                         "aten::view",
-                                         "aten::t",
-                                         "aten::transpose",
-                                         "aten::detach",
-                                         "detach",
-                                         "aten::as_strided",
-                                         "aten::expand",
-                                         "aten::reshape",
-                                         "aten::is_same_size",
-                                         "aten::result_type",
-                                         "aten::resolve_conj",
-                                         "aten::_reshape_alias"};
+const std::set<std::string> kHarmless = {
+    "aten::empty",       "aten::empty_strided", "aten::view",    "aten::_reshape_alias",
+    "aten::t",           "aten::transpose",     "aten::detach",  "detach",
+    "aten::as_strided",  "aten::expand",        "aten::reshape", "aten::is_same_size",
+    "aten::result_type", "aten::resolve_conj"};
 
 // The calls that are neither harmless, nor ours, nor a product.
 std::map<std::string, int> copies(const std::map<std::string, int>& calls) {

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "octavo/device/native_products.h"
+#include "octavo/models/llama.h"
+#include "octavo/nn/convert.h"
+#include "octavo/train/config.h"
+#include "octavo/train/data.h"
+
+namespace octavo::train {
+
+/// A model as a configuration asks for it.
+struct PreparedModel {
+  models::Llama model{nullptr};
+  std::optional<Recipe> recipe;                   ///< none: high precision
+  std::vector<nn::ConvertedLinear> linears;       ///< every linear of the model, in order
+  Architecture architecture = kArchitectures[0];  ///< of config.device
+
+  std::int64_t layers_converted() const;
+  std::int64_t layers_total() const { return static_cast<std::int64_t>(linears.size()); }
+  std::string recipe_string() const;  ///< canonical, or "high_precision"
+  /// The element formats' family in use: "ocp" or "fnuz"; "none" in high precision.
+  std::string flavour() const;
+  /// How the products run: "native, cublaslt backend" or "emulated, reference backend".
+  std::string products() const;
+};
+
+/// Builds the model with weights from config.seed (torch::manual_seed: the generator is left in a
+/// state that depends on the seed and the sizes alone), in config.dtype, and converts it by
+/// config.recipe; its parameters do not depend on the recipe. Errors: an unknown recipe, dtype or
+/// device, sizes that do not divide, filters that match nothing.
+PreparedModel prepare_model(const TrainConfig& config);
+
+/// Takes the recipes off every linear of `model` and puts them back at the end of the scope: the
+/// same parameters in high precision.
+class HighPrecisionScope {
+ public:
+  explicit HighPrecisionScope(const models::Llama& model);
+  ~HighPrecisionScope();
+  HighPrecisionScope(const HighPrecisionScope&) = delete;
+  HighPrecisionScope& operator=(const HighPrecisionScope&) = delete;
+
+ private:
+  std::vector<std::pair<nn::Linear, std::optional<Recipe>>> linears_;
+};
+
+/// Mean loss over all targets of `batches`, nats per token, without gradients. The mean is taken in
+/// double over batch means weighted by their targets.
+double validation_loss(models::Llama& model, const ValidationBatches& batches);
+
+}  // namespace octavo::train

@@ -1,0 +1,118 @@
+#include "octavo/train/run_header.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "octavo/models/llama_accounting.h"
+
+namespace octavo::train {
+
+namespace {
+
+// 1234567 -> "1,234,567"
+std::string grouped(std::int64_t value) {
+  const std::string digits = std::to_string(value);
+  std::string text;
+  for (std::size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
+    text += digits[i];
+  }
+  return text;
+}
+
+std::string with(const char* label, const std::string& text) {
+  std::string line = label;
+  line.resize(12, ' ');
+  return line + text;
+}
+
+// Layers left in high precision by reason: "lm_head (filter_fqns)".
+std::string left_out(const PreparedModel& prepared) {
+  std::map<std::string, std::vector<std::string>> by_reason;
+  for (const nn::ConvertedLinear& linear : prepared.linears) {
+    if (!linear.converted) by_reason[linear.reason].push_back(linear.fqn);
+  }
+  std::string text;
+  for (const auto& [reason, names] : by_reason) {
+    text += text.empty() ? "; high precision: " : "; ";
+    text += names.size() == 1 ? names.front() : std::to_string(names.size()) + " linears";
+    text += " (" + reason + ")";
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string processor_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (!line.starts_with("model name")) continue;
+    const std::size_t colon = line.find(": ");
+    if (colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown processor";
+}
+
+std::string cpu_capability() { return at::get_cpu_capability(); }
+
+std::vector<std::string> run_header(const TrainConfig& config, const PreparedModel& prepared,
+                                    const DataSplit& data) {
+  std::vector<std::string> lines;
+  const int threads = at::get_num_threads();
+  lines.push_back(with("device", config.device + " (" + processor_name() + ", " + cpu_capability() +
+                                     "), " + std::to_string(threads) +
+                                     (threads == 1 ? " thread" : " threads") + ", " +
+                                     config.dtype));
+  const models::LlamaConfig& model = config.model;
+  const std::int64_t parameters = models::parameter_count(model).total();
+  lines.push_back(
+      with("model", grouped(parameters) + " parameters: " + std::to_string(model.layers) +
+                        " layers, D " + std::to_string(model.dim) + ", F " +
+                        std::to_string(model.hidden) + ", H " + std::to_string(model.heads) + "/" +
+                        std::to_string(model.kv_heads) + ", V " + std::to_string(model.vocabulary) +
+                        (model.tied_head ? ", tied head" : "")));
+  std::string recipe = prepared.recipe_string();
+  if (prepared.recipe) {
+    recipe += ", " + prepared.flavour() + "; products " + prepared.products() +
+              " (the same bytes " + "and scales, multiplied in fp32)";
+  } else {
+    recipe += ", " + config.dtype + "; products native";
+  }
+  lines.push_back(with("recipe", recipe));
+  lines.push_back(with("converted", std::to_string(prepared.layers_converted()) + " of " +
+                                        std::to_string(prepared.layers_total()) + " linears" +
+                                        left_out(prepared)));
+  lines.push_back(with("data", data.train.name() + ": " + grouped(data.train.size()) +
+                                   " training and " + grouped(data.validation.size()) +
+                                   " validation tokens"));
+  lines.push_back(with(
+      "steps",
+      grouped(config.steps) + " of " + std::to_string(config.batch) + " x " +
+          std::to_string(config.sequence) +
+          (config.accumulation > 1 ? " x " + std::to_string(config.accumulation) : std::string()) +
+          " tokens, seed " + std::to_string(config.seed)));
+  return lines;
+}
+
+std::vector<std::string> resume_differences(const TrainConfig& checkpoint,
+                                            const TrainConfig& config) {
+  static const std::set<std::string> kHarmless = {
+      "run_dir",          "resume",           "log_every",  "validate_every", "validation_batches",
+      "checkpoint_every", "keep_checkpoints", "eval_recipe"};
+  std::vector<std::string> lines;
+  for (const ConfigKey& key : config_keys()) {
+    if (kHarmless.contains(key.name)) continue;
+    const nlohmann::json was = key.get(checkpoint), is = key.get(config);
+    if (was == is) continue;
+    lines.push_back(with("changed", key.name + " was " + was.dump() + " and is " + is.dump() +
+                                        ": not the run that would have gone on"));
+  }
+  return lines;
+}
+
+}  // namespace octavo::train

@@ -1,0 +1,309 @@
+#include "octavo/train/trainer.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <sstream>
+
+#include "octavo/device/peak_rates.h"
+#include "octavo/models/llama_accounting.h"
+#include "octavo/train/checkpoint.h"
+#include "octavo/train/data.h"
+#include "octavo/train/metrics.h"
+#include "octavo/train/optimizer.h"
+#include "octavo/train/prepare.h"
+#include "octavo/train/rng.h"
+#include "octavo/train/run_header.h"
+#include "octavo/train/schedule.h"
+#include "octavo/train/stop_signal.h"
+
+namespace octavo::train {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+EvalRecipe eval_recipe_of(const TrainConfig& config) {
+  if (config.eval_recipe == "trained") return EvalRecipe::kTrained;
+  if (config.eval_recipe == "high_precision") return EvalRecipe::kHighPrecision;
+  TORCH_CHECK(false, "eval_recipe: expected trained or high_precision, got '", config.eval_recipe,
+              "'");
+}
+
+PreparedModel prepare_threads_and_model(const TrainConfig& config) {
+  if (config.threads > 0) at::set_num_threads(static_cast<int>(config.threads));
+  return prepare_model(config);
+}
+
+}  // namespace
+
+nlohmann::json to_json(const TrainResult& result) {
+  return {{"recipe", result.recipe},
+          {"flavour", result.flavour},
+          {"layers_converted", result.layers_converted},
+          {"layers_total", result.layers_total},
+          {"parameters", result.parameters},
+          {"steps", result.steps},
+          {"train_loss", result.train_loss},
+          {"validation_loss", result.validation_loss},
+          {"eval_recipe", result.eval_recipe},
+          {"seconds_per_step", result.seconds_per_step},
+          {"tokens_per_second", result.tokens_per_second},
+          {"seconds_total", result.seconds_total},
+          {"peak_memory", result.peak_memory}};
+}
+
+struct Trainer::State {
+  State(const TrainConfig& given, const TrainerOptions& options)
+      : config(given),
+        log(options.log),
+        eval_recipe(eval_recipe_of(config)),
+        data(open_data(config)),
+        prepared(prepare_threads_and_model(config)),
+        optimizer(module_parameters(*prepared.model), AdamW::Options::of(config)),
+        sampler(data.train, {.batch = config.batch,
+                             .sequence = config.sequence,
+                             .seed = config.seed,
+                             .vocabulary = config.model.vocabulary}),
+        validation(data.validation, {.batch = config.batch,
+                                     .sequence = config.sequence,
+                                     .vocabulary = config.model.vocabulary,
+                                     .limit = config.validation_batches}),
+        schedule(Schedule::of(config)) {}
+
+  void say(const std::string& line) const {
+    if (log) *log << line << std::endl;
+  }
+
+  void start_or_resume();
+  double train_step();
+  void save();
+  double validate(EvalRecipe recipe);
+  void record_step(JsonLines& metrics, double loss, double lr,
+                   const std::vector<double>& step_seconds) const;
+  [[noreturn]] void fail_non_finite(const char* what, double value) const;
+  // Of the device's dense bf16 rate; none where that is not known (the CPU).
+  std::optional<double> mfu(double tokens_per_second) const {
+    const auto peak = peak_rates(config.device);
+    if (!peak) return std::nullopt;
+    return models::flops_per_token(config.model, config.sequence).total() * tokens_per_second /
+           peak->bf16;
+  }
+  std::int64_t tokens_per_step() const {
+    return config.batch * config.sequence * config.accumulation;
+  }
+
+  TrainConfig config;
+  std::ostream* log;
+  EvalRecipe eval_recipe;
+  DataSplit data;
+  PreparedModel prepared;
+  AdamW optimizer;
+  BatchSampler sampler;
+  ValidationBatches validation;
+  Schedule schedule;
+  std::int64_t step = 0;  // done
+  std::int64_t saved_step = -1;
+  double gradient_norm = 0.0;
+  std::vector<std::string> resume_lines;
+};
+
+void Trainer::State::start_or_resume() {
+  const auto newest = newest_checkpoint(config.run_dir);
+  if (!config.resume) {
+    // A later --resume would otherwise go on with the wrong run.
+    TORCH_CHECK(!newest, "run_dir: '", config.run_dir, "' holds a run already (",
+                newest->filename().string(),
+                "); go on with it by resume = true, name another "
+                "run_dir, or remove it");
+    return;
+  }
+  if (!newest) {
+    resume_lines.push_back("resume      no checkpoint in " + config.run_dir +
+                           ": starting at step 0");
+    return;
+  }
+  const CheckpointState state = load_checkpoint(*newest);
+  resume_lines = resume_differences(state.config, config);
+  resume_lines.insert(resume_lines.begin(), "resume      from " + newest->string());
+  load_parameters(*prepared.model, state.parameters);
+  optimizer.load_state(state.optimizer);
+  if (state.rng.defined()) set_rng_state(state.rng);
+  step = saved_step = state.step;
+  TORCH_CHECK(step <= config.steps, "steps: ", config.steps, " asked for, but the checkpoint ",
+              newest->string(), " has done ", step, "; ask for at least as many");
+}
+
+void Trainer::State::fail_non_finite(const char* what, double value) const {
+  const auto newest = newest_checkpoint(config.run_dir);
+  std::ostringstream message;
+  message << what << ": " << value << " at step " << step + 1
+          << "; the parameters were not changed "
+          << "by this step. Lower lr (now " << config.lr << ") or clip_norm, or train longer in "
+          << "warmup_steps; then "
+          << (newest ? "resume from " + newest->string() : std::string("start again"));
+  TORCH_CHECK(false, message.str());
+}
+
+// One optimiser step; the mean loss of its micro-batches, and gradient_norm.
+double Trainer::State::train_step() {
+  optimizer.zero_grad();
+  double sum = 0.0;
+  for (std::int64_t micro_batch = 0; micro_batch < config.accumulation; ++micro_batch) {
+    const Batch batch = sampler.next(step, micro_batch);
+    at::Tensor loss = prepared.model->loss(batch.tokens, batch.targets);
+    const double value = loss.item<float>();
+    if (!std::isfinite(value)) fail_non_finite("loss", value);
+    sum += value;
+    if (config.accumulation > 1) loss = loss / static_cast<double>(config.accumulation);
+    loss.backward();
+  }
+  gradient_norm = optimizer.clip_gradients(config.clip_norm);
+  if (!std::isfinite(gradient_norm)) fail_non_finite("gradient norm", gradient_norm);
+  optimizer.step(schedule.at(step));
+  ++step;
+  return sum / static_cast<double>(config.accumulation);
+}
+
+void Trainer::State::save() {
+  if (saved_step == step) return;
+  CheckpointState state;
+  state.parameters = module_parameters(*prepared.model);
+  state.optimizer = optimizer.state();
+  state.rng = rng_state();
+  state.step = step;
+  state.data_position = step * config.accumulation;
+  state.config = config;
+  save_checkpoint(config.run_dir, state);
+  saved_step = step;
+}
+
+double Trainer::State::validate(EvalRecipe recipe) {
+  std::optional<HighPrecisionScope> scope;
+  if (recipe == EvalRecipe::kHighPrecision) scope.emplace(prepared.model);
+  return validation_loss(prepared.model, validation);
+}
+
+void Trainer::State::record_step(JsonLines& metrics, double loss, double lr,
+                                 const std::vector<double>& step_seconds) const {
+  const double tokens = static_cast<double>(tokens_per_step());
+  metrics.write({{"event", "train"},
+                 {"step", step},
+                 {"loss", loss},
+                 {"gradient_norm", gradient_norm},
+                 {"lr", lr},
+                 {"seconds", step_seconds.back()},
+                 {"tokens_per_second", tokens / step_seconds.back()}});
+  const bool shown = step % std::max<std::int64_t>(config.log_every, 1) == 0;
+  if (!log || !(shown || step == config.steps || step_seconds.size() == 1)) return;
+  // The pace of the last few steps: the first ones warm up.
+  const std::size_t recent = std::min<std::size_t>(step_seconds.size(), 20);
+  const double pace =
+      median({step_seconds.end() - static_cast<std::ptrdiff_t>(recent), step_seconds.end()});
+  say(progress_line({.step = step,
+                     .steps = config.steps,
+                     .loss = loss,
+                     .gradient_norm = gradient_norm,
+                     .lr = lr,
+                     .tokens_per_second = tokens / pace,
+                     .mfu = mfu(tokens / pace),
+                     .memory = process_memory(),
+                     .seconds_left = pace * static_cast<double>(config.steps - step)}));
+}
+
+Trainer::Trainer(const TrainConfig& config, const TrainerOptions& options)
+    : state_(std::make_unique<State>(config, options)) {
+  state_->start_or_resume();
+}
+
+Trainer::~Trainer() = default;
+
+std::int64_t Trainer::step() const { return state_->step; }
+
+double Trainer::evaluate(EvalRecipe recipe) { return state_->validate(recipe); }
+
+TrainResult Trainer::run() {
+  State& s = *state_;
+  const TrainConfig& config = s.config;
+  const Clock::time_point begin = Clock::now();
+  const std::filesystem::path run_dir = config.run_dir;
+  StopSignal stop;
+
+  for (const std::string& line : run_header(config, s.prepared, s.data)) s.say(line);
+  for (const std::string& line : s.resume_lines) s.say(line);
+  JsonLines metrics(run_dir / "metrics.jsonl",
+                    s.step > 0 ? JsonLines::Mode::kAppend : JsonLines::Mode::kTruncate);
+  metrics.write({{"event", s.step > 0 ? "resume" : "start"},
+                 {"step", s.step},
+                 {"recipe", s.prepared.recipe_string()},
+                 {"flavour", s.prepared.flavour()},
+                 {"threads", at::get_num_threads()},
+                 {"config", nlohmann::json::parse(to_json(config))}});
+
+  TrainResult result;
+  std::vector<double> step_seconds;
+  const auto record_validation = [&] {
+    const double loss = s.validate(s.eval_recipe);
+    metrics.write({{"event", "validation"},
+                   {"step", s.step},
+                   {"loss", loss},
+                   {"eval_recipe", config.eval_recipe}});
+    std::ostringstream line;
+    line << "validation at step " << s.step << ": " << loss << " nats per token";
+    s.say(line.str());
+    return loss;
+  };
+  const auto save = [&] {
+    if (s.saved_step == s.step) return;
+    s.save();
+    metrics.write({{"event", "checkpoint"}, {"step", s.step}});
+  };
+
+  while (s.step < config.steps && !StopSignal::requested()) {
+    const double lr = s.schedule.at(s.step);
+    const Clock::time_point step_begin = Clock::now();
+    const double loss = s.train_step();
+    step_seconds.push_back(seconds_since(step_begin));
+    result.losses.push_back(loss);
+    s.record_step(metrics, loss, lr, step_seconds);
+    const bool last = s.step == config.steps;
+    if (config.checkpoint_every > 0 && s.step % config.checkpoint_every == 0 && !last) save();
+    if (config.validate_every > 0 && s.step % config.validate_every == 0 && !last) {
+      record_validation();
+    }
+  }
+  save();
+
+  result.recipe = s.prepared.recipe_string();
+  result.flavour = s.prepared.flavour();
+  result.layers_converted = s.prepared.layers_converted();
+  result.layers_total = s.prepared.layers_total();
+  result.parameters = models::parameter_count(config.model).total();
+  result.steps = s.step;
+  result.train_loss = result.losses.empty() ? 0.0 : result.losses.back();
+  result.eval_recipe = config.eval_recipe;
+  result.seconds_per_step = seconds_per_step(step_seconds);
+  if (result.seconds_per_step > 0.0) {
+    result.tokens_per_second = static_cast<double>(s.tokens_per_step()) / result.seconds_per_step;
+  }
+  if (s.step < config.steps) {
+    result.interrupted = true;
+    s.say("stopped after step " + std::to_string(s.step) + " and saved; go on with resume = true");
+  } else {
+    result.validation_loss = record_validation();
+  }
+  result.seconds_total = seconds_since(begin);
+  result.peak_memory = process_memory().peak;
+  if (!result.interrupted) write_json(run_dir / "summary.json", to_json(result));
+  return result;
+}
+
+}  // namespace octavo::train

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "octavo/train/config.h"
+
+// What the subcommands share. Each lives in <name>_command.cpp and adds itself to the app.
+namespace octavo::app {
+
+void add_train_command(CLI::App& app);
+void add_compare_command(CLI::App& app);
+void add_eval_command(CLI::App& app);
+void add_generate_command(CLI::App& app);
+void add_inspect_command(CLI::App& app);
+void add_recipes_command(CLI::App& app);
+void add_bench_command(CLI::App& app);
+void add_baseline_command(CLI::App& app);
+
+/// Where the options of one command put what they read.
+struct ConfigOptions {
+  std::string file;                            ///< --config, empty where not given
+  std::vector<train::ConfigSetting> settings;  ///< options, in the order given
+
+  /// Defaults, preset, `base`, the file, then the options.
+  train::TrainConfig make(const std::vector<train::ConfigSetting>& base = {}) const;
+};
+
+/// Adds an option --name for each key (all where `names` is empty), grouped and documented from the
+/// table of keys; --resume and other true|false keys may stand without a value.
+void add_config_options(CLI::App& command, ConfigOptions& options,
+                        const std::vector<std::string>& names = {});
+/// Adds --config FILE.
+void add_config_file_option(CLI::App& command, ConfigOptions& options);
+
+/// What happens to a run that run_dir holds already.
+enum class ExistingRun : std::uint8_t { kRefuse, kOverwrite };
+
+/// Where config.run_dir holds a checkpoint and config.resume is off: an error that names --resume
+/// and --overwrite, or with kOverwrite removes what octavo left there (checkpoints/, metrics.jsonl,
+/// summary.json) and nothing else, once the data is known to open.
+void prepare_run_dir(const train::TrainConfig& config, ExistingRun existing);
+
+/// Rows of equal length, the first the heading; columns padded to their widest cell, text left and
+/// numbers right-aligned, a rule under the heading.
+std::string format_table(const std::vector<std::vector<std::string>>& rows);
+
+/// `value` with that many decimals.
+std::string fixed(double value, int decimals);
+/// "1,234,567".
+std::string with_commas(std::int64_t value);
+/// "12.3 MiB".
+std::string bytes_text(double bytes);
+
+/// argv without its first entry, with the underscores of option names (--run_dir=a_b) turned into
+/// dashes: each key has one spelling for the parser and two for the user.
+std::vector<std::string> normalise_arguments(int argc, char** argv);
+
+/// Every option name of `app` and its subcommands that fits an unknown argument, for "did you
+/// mean".
+std::vector<std::string> option_names(const CLI::App& app);
+
+}  // namespace octavo::app

@@ -1,0 +1,205 @@
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "apps/octavo/command.h"
+#include "octavo/train/checkpoint.h"
+#include "octavo/train/metrics.h"
+#include "octavo/train/trainer.h"
+
+namespace octavo::app {
+namespace {
+
+constexpr const char* kDefaultRecipes =
+    "high_precision,tensorwise,rowwise,rowwise_with_gw_hp,blockwise,mxfp8,tensorwise:fnuz,"
+    "rowwise:fnuz";
+
+struct Entry {
+  std::string label;  ///< recipe and flavour as a folder's name
+  train::TrainConfig config;
+};
+
+// Commas inside a recipe's brackets do not separate.
+std::vector<std::string> split_entries(const std::string& text) {
+  std::vector<std::string> parts(1);
+  int depth = 0;
+  for (const char c : text) {
+    depth += c == '(' ? 1 : c == ')' ? -1 : 0;
+    if (c == ',' && depth == 0) {
+      parts.emplace_back();
+    } else if (c != ' ') {
+      parts.back() += c;
+    }
+  }
+  std::erase(parts, "");
+  return parts;
+}
+
+std::string folder_name(const train::TrainConfig& config) {
+  const std::optional<Recipe> recipe = train::training_recipe(config);
+  std::string name = recipe ? recipe->to_string() : "high_precision";
+  // "rowwise(flavour=fnuz)" becomes "rowwise-flavour-fnuz".
+  std::string out;
+  for (const char c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) || c == '_') {
+      out += c;
+    } else if (!out.empty() && out.back() != '-' && c != ')') {
+      out += '-';
+    }
+  }
+  return out;
+}
+
+// Every entry's configuration, high precision first (added where the list lacks it: gaps are
+// measured against it). All are checked before the first run begins.
+std::vector<Entry> make_entries(const train::TrainConfig& base, const std::string& list) {
+  std::vector<std::string> texts = split_entries(list);
+  std::erase(texts, "high_precision");
+  texts.insert(texts.begin(), "high_precision");
+  TORCH_CHECK(texts.size() > 1,
+              "--recipes: expected at least one recipe beside high_precision, such as "
+              "rowwise,mxfp8,rowwise:fnuz");
+  std::vector<Entry> entries;
+  std::set<std::string> labels;
+  for (const std::string& text : texts) {
+    const std::size_t colon = text.find(':');
+    Entry entry{"", base};
+    entry.config.recipe = text.substr(0, colon);
+    entry.config.flavour = colon == std::string::npos ? "auto" : text.substr(colon + 1);
+    train::validate(entry.config);
+    entry.label = folder_name(entry.config);
+    TORCH_CHECK(labels.insert(entry.label).second, "--recipes: ", text, " is given twice");
+    entry.config.run_dir = (std::filesystem::path(base.run_dir) / entry.label).string();
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+double gap_percent(const train::TrainResult& result, const train::TrainResult& high_precision) {
+  return 100.0 * (result.validation_loss / high_precision.validation_loss - 1.0);
+}
+
+nlohmann::ordered_json summary_of(const std::vector<train::TrainResult>& results) {
+  nlohmann::ordered_json summary = nlohmann::ordered_json::array();
+  for (const train::TrainResult& result : results) {
+    summary.push_back({{"recipe", result.recipe},
+                       {"flavour", result.flavour},
+                       {"layers_converted", result.layers_converted},
+                       {"layers_total", result.layers_total},
+                       {"validation_loss", result.validation_loss},
+                       {"gap_percent", gap_percent(result, results[0])},
+                       {"seconds_per_step", result.seconds_per_step}});
+  }
+  return summary;
+}
+
+std::string table_of(const std::vector<train::TrainResult>& results) {
+  std::vector<std::vector<std::string>> rows = {
+      {"recipe", "flavour", "FP8 layers", "validation loss", "gap %", "s/step", "ratio"}};
+  for (const train::TrainResult& result : results) {
+    const double ratio = result.seconds_per_step / results[0].seconds_per_step;
+    rows.push_back(
+        {result.recipe, result.flavour,
+         std::to_string(result.layers_converted) + " of " + std::to_string(result.layers_total),
+         fixed(result.validation_loss, 4), fixed(gap_percent(result, results[0]), 2),
+         fixed(result.seconds_per_step, 4), fixed(ratio, 2)});
+  }
+  return format_table(rows);
+}
+
+// Settings that a finished run need not share with the one asked for.
+bool same_run(train::TrainConfig a, const train::TrainConfig& b) {
+  a.run_dir = b.run_dir;
+  a.resume = b.resume;
+  a.log_every = b.log_every;
+  a.keep_checkpoints = b.keep_checkpoints;
+  a.checkpoint_every = b.checkpoint_every;
+  a.threads = b.threads;
+  return to_json(a) == to_json(b);
+}
+
+// With --resume a run of the same configuration that has its summary is not run again: the figures
+// of its time per step are in that summary only.
+std::optional<train::TrainResult> finished_result(const train::TrainConfig& config) {
+  if (!config.resume) return std::nullopt;
+  const auto newest = train::newest_checkpoint(config.run_dir);
+  std::ifstream in(std::filesystem::path(config.run_dir) / "summary.json");
+  if (!newest || !in) return std::nullopt;
+  const train::CheckpointState state = train::load_checkpoint_model(*newest);
+  const nlohmann::json summary = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
+  if (state.step != config.steps || !same_run(state.config, config) || !summary.is_object() ||
+      summary.value("steps", std::int64_t{-1}) != config.steps ||
+      !summary.contains("validation_loss") || !summary["validation_loss"].is_number() ||
+      summary.value("seconds_per_step", 0.0) <= 0.0)
+    return std::nullopt;
+  train::TrainResult result;
+  result.recipe = summary.value("recipe", "");
+  result.flavour = summary.value("flavour", "");
+  result.layers_converted = summary.value("layers_converted", std::int64_t{0});
+  result.layers_total = summary.value("layers_total", std::int64_t{0});
+  result.validation_loss = summary["validation_loss"].get<double>();
+  result.seconds_per_step = summary.value("seconds_per_step", 0.0);
+  return result;
+}
+
+train::TrainResult run_entry(const train::TrainConfig& config) {
+  if (const auto finished = finished_result(config)) {
+    std::cout << "finished before; its summary is in " << config.run_dir << std::endl;
+    return *finished;
+  }
+  train::Trainer trainer(config, {.log = &std::cout});
+  const train::TrainResult result = trainer.run();
+  if (result.interrupted) throw CLI::RuntimeError(130);
+  return result;
+}
+
+void compare(const train::TrainConfig& base, const std::string& list, ExistingRun existing) {
+  const std::vector<Entry> entries = make_entries(base, list);
+  for (const Entry& entry : entries) prepare_run_dir(entry.config, existing);
+  const std::filesystem::path summary_path = std::filesystem::path(base.run_dir) / "summary.json";
+  std::vector<train::TrainResult> results;
+  for (const Entry& entry : entries) {
+    std::cout << "== " << entry.label << " (" << results.size() + 1 << " of " << entries.size()
+              << ") ==" << std::endl;
+    results.push_back(run_entry(entry.config));
+    // After every run, so that one that fails leaves the others' figures.
+    train::write_json(summary_path, summary_of(results));
+    std::cout << std::endl;
+  }
+  std::cout << table_of(results)
+            << "\nSame data, seed and steps. FP8 layers: linears converted of all linears. "
+               "Validation in nats per token,\nthe recipe as trained; gap and ratio against "
+               "high_precision.\nWrote "
+            << summary_path.string() << std::endl;
+}
+
+}  // namespace
+
+void add_compare_command(CLI::App& app) {
+  CLI::App* command =
+      app.add_subcommand("compare", "run one configuration in several recipes and print a table");
+  struct Options {
+    ConfigOptions config;
+    std::string recipes = kDefaultRecipes;
+    bool overwrite = false;
+  };
+  const auto options = std::make_shared<Options>();
+  add_config_file_option(*command, options->config);
+  command
+      ->add_option("--recipes", options->recipes,
+                   "recipes separated by commas, each with :ocp or :fnuz where wanted")
+      ->type_name("LIST")
+      ->capture_default_str();
+  command->add_flag("--overwrite", options->overwrite, "remove the runs that are there first");
+  add_config_options(*command, options->config);
+  command->callback([options] {
+    compare(options->config.make(), options->recipes,
+            options->overwrite ? ExistingRun::kOverwrite : ExistingRun::kRefuse);
+  });
+}
+
+}  // namespace octavo::app

@@ -1,0 +1,106 @@
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "apps/octavo/command.h"
+#include "octavo/train/checkpoint.h"
+#include "octavo/train/data.h"
+
+namespace octavo::app {
+namespace {
+
+std::string with_dashes(std::string name) {
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
+}
+
+// " [8]"; nothing for texts that are empty and for sizes, which come from the preset.
+std::string default_text(const train::ConfigKey& key) {
+  if (key.group == "Model" && key.name != "preset") return "";
+  const nlohmann::json value = key.get(train::TrainConfig{});
+  std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+  if (value.is_array()) {
+    text.clear();
+    for (const nlohmann::json& entry : value)
+      text += (text.empty() ? "" : ",") + entry.get<std::string>();
+  }
+  return text.empty() ? "" : " [" + text + "]";
+}
+
+}  // namespace
+
+train::TrainConfig ConfigOptions::make(const std::vector<train::ConfigSetting>& base) const {
+  std::vector<train::ConfigSetting> all = base;
+  if (!file.empty()) {
+    const auto from_file = train::read_config_file(file);
+    all.insert(all.end(), from_file.begin(), from_file.end());
+  }
+  all.insert(all.end(), settings.begin(), settings.end());
+  return train::make_config(all);
+}
+
+void add_config_file_option(CLI::App& command, ConfigOptions& options) {
+  command.add_option("--config", options.file, "JSON file of keys; options below override it")
+      ->type_name("FILE");
+}
+
+void add_config_options(CLI::App& command, ConfigOptions& options,
+                        const std::vector<std::string>& names) {
+  for (const train::ConfigKey& key : train::config_keys()) {
+    if (!names.empty() && std::find(names.begin(), names.end(), key.name) == names.end()) continue;
+    const bool is_switch = key.type == "true|false";
+    command
+        .add_option_function<std::string>(
+            "--" + with_dashes(key.name),
+            [&options, name = key.name, is_switch](const std::string& text) {
+              const std::string value = is_switch && text.empty() ? "true" : text;
+              options.settings.push_back(train::setting_from_text(name, value));
+            },
+            key.doc + default_text(key))
+        ->type_name(key.type)
+        ->group(key.group)
+        ->expected(is_switch ? 0 : 1, 1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  }
+}
+
+void prepare_run_dir(const train::TrainConfig& config, ExistingRun existing) {
+  if (config.resume) return;
+  const std::filesystem::path run_dir = config.run_dir;
+  if (existing == ExistingRun::kOverwrite) {
+    train::open_data(config);  // its errors come before anything is removed
+    for (const char* name : {"checkpoints", "metrics.jsonl", "summary.json"})
+      std::filesystem::remove_all(run_dir / name);
+    return;
+  }
+  const auto newest = train::newest_checkpoint(run_dir);
+  TORCH_CHECK(!newest, "run_dir: ", config.run_dir, " holds a run already (",
+              newest->filename().string(),
+              "); add --resume to go on with it, --overwrite to replace it, or name another with "
+              "--run-dir");
+}
+
+std::vector<std::string> normalise_arguments(int argc, char** argv) {
+  std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
+  for (std::string& argument : arguments) {
+    if (argument == "--") break;
+    if (!argument.starts_with("--")) continue;
+    const auto end = argument.begin() +
+                     static_cast<std::ptrdiff_t>(std::min(argument.find('='), argument.size()));
+    std::replace(argument.begin(), end, '_', '-');
+  }
+  return arguments;
+}
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  for (const CLI::App* command : app.get_subcommands(nullptr)) {
+    if (!command->parsed()) continue;
+    for (const std::string& name : option_names(*command)) names.push_back(name);
+  }
+  return names;
+}
+
+}  // namespace octavo::app

@@ -9,9 +9,10 @@ LinearImpl::LinearImpl(const LinearOptions& options) : options(options) { reset(
 void LinearImpl::reset() {
   weight = register_parameter(
       "weight", torch::empty({options.out_features, options.in_features}, options.tensor));
-  bias =
-      register_parameter("bias", options.bias ? torch::empty({options.out_features}, options.tensor)
-                                              : torch::Tensor());
+  // LibTorch warns of an undefined parameter that is to require a gradient.
+  bias = options.bias
+             ? register_parameter("bias", torch::empty({options.out_features}, options.tensor))
+             : register_parameter("bias", torch::Tensor(), /*requires_grad=*/false);
   // torch.nn.Linear's initialisation: uniform within 1 / sqrt(in_features).
   const double bound = options.in_features > 0 ? 1.0 / std::sqrt(double(options.in_features)) : 0.0;
   torch::NoGradGuard no_grad;

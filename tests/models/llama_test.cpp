@@ -41,7 +41,7 @@ std::string error_of(const std::function<void()>& call) {
 }
 
 TEST(Llama, ParametersHaveHuggingFaceNamesAndShapes) {
-  const Llama model = seeded(small());
+  Llama model = seeded(small());
   std::vector<std::pair<std::string, std::vector<std::int64_t>>> expected = {
       {"model.embed_tokens.weight", {61, 48}}};
   for (const std::string layer : {"0", "1"}) {
@@ -72,7 +72,7 @@ TEST(Llama, WeightsComeFromTheSeedWithTheStatedDeviations) {
   config.dim = 256;
   config.hidden = 512;
   config.layers = 3;
-  const Llama a = seeded(config), b = seeded(config);
+  Llama a = seeded(config), b = seeded(config);
   const auto named_b = b->named_parameters();
   for (const auto& item : a->named_parameters()) {
     EXPECT_TRUE(at::equal(item.value(), named_b[item.key()])) << item.key();
@@ -92,7 +92,7 @@ TEST(Llama, WeightsComeFromTheSeedWithTheStatedDeviations) {
 }
 
 TEST(Llama, ShapesForAwkwardSizes) {
-  const Llama model = seeded(small());
+  Llama model = seeded(small());
   for (const std::int64_t batch : {1, 3}) {
     for (const std::int64_t sequence : {1, 2, 15, 40}) {
       const at::Tensor tokens = random_tokens(small(), batch, sequence);
@@ -105,7 +105,7 @@ TEST(Llama, ShapesForAwkwardSizes) {
 }
 
 TEST(Llama, LossIsTheMeanCrossEntropyAndSkipsMinusHundred) {
-  const Llama model = seeded(small());
+  Llama model = seeded(small());
   const at::Tensor tokens = random_tokens(small(), 2, 7);
   at::Tensor targets = random_tokens(small(), 2, 7);
   const at::Tensor logits = model(tokens).detach().to(at::kDouble);
@@ -132,7 +132,7 @@ TEST(Llama, LossIsTheMeanCrossEntropyAndSkipsMinusHundred) {
 }
 
 TEST(Llama, NoTokenSeesALaterOne) {
-  const Llama model = seeded(small());
+  Llama model = seeded(small());
   const at::Tensor tokens = random_tokens(small(), 2, 20);
   at::Tensor changed = tokens.clone();
   changed.narrow(1, 12, 8).copy_((tokens.narrow(1, 12, 8) + 1) % 61);
@@ -156,7 +156,7 @@ TEST(Llama, Bfloat16IsNearFloat) {
 }
 
 TEST(Llama, MetaModelsAllocateNothing) {
-  const Llama model(llama_preset("llama3-8b"), at::TensorOptions(at::kMeta).dtype(at::kBFloat16));
+  Llama model(llama_preset("llama3-8b"), at::TensorOptions(at::kMeta).dtype(at::kBFloat16));
   for (const auto& item : model->named_parameters()) {
     EXPECT_TRUE(item.value().is_meta()) << item.key();
     EXPECT_EQ(item.value().scalar_type(), at::kBFloat16) << item.key();

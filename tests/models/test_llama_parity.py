@@ -145,18 +145,18 @@ def results(request, tmp_path_factory):
                    check=True)
     # LibTorch tags the dictionary's type, which the restricted reader refuses; the file is ours.
     got = torch.load(folder / "output.pt", weights_only=False)
-    return c, got, reference_run(c, weights, tokens, targets)
+    return c, got, reference_run(c, weights, tokens, targets), weights, tokens
 
 
 def test_logits(results):
-    _, got, expected = results
+    _, got, expected, *_ = results
     assert got["logits"].dtype == torch.float32
     # fp32 through a few layers of sums of up to 80 terms: some tens of roundings of 2^-24.
     assert relative_error(got["logits"], expected["logits"]) <= 2e-6
 
 
 def test_every_gradient(results):
-    c, got, expected = results
+    c, got, expected, *_ = results
     names = [k.removeprefix("gradients.") for k in got if k.startswith("gradients.")]
     assert sorted(names) == sorted(parameter_shapes(c))
     # The same roundings as the logits', forwards and backwards.
@@ -166,7 +166,7 @@ def test_every_gradient(results):
 
 
 def test_ten_losses(results):
-    _, got, expected = results
+    _, got, expected, *_ = results
     # Each loss is a mean in fp32 (1e-7 relative). AdamW divides by the gradient's own size, which
     # turns the rounding of small gradients into different steps: a few 1e-6 after ten of them.
     losses = got["losses"].double().tolist()
@@ -176,3 +176,25 @@ def test_ten_losses(results):
     assert all(error <= 1e-5 for error in errors), errors
     # The steps did something: a comparison of constants would prove nothing.
     assert max(expected["losses"]) - min(expected["losses"]) > 0.1
+
+
+def test_hugging_face_model_takes_our_weights(results):
+    """Names, shapes and logits of transformers' own model, where it is installed."""
+    transformers = pytest.importorskip("transformers")
+    c, got, _, weights, tokens = results
+    config = transformers.LlamaConfig(
+        vocab_size=c["vocabulary"], hidden_size=c["dim"], intermediate_size=c["hidden"],
+        num_hidden_layers=c["layers"], num_attention_heads=c["heads"],
+        num_key_value_heads=c["kv_heads"], max_position_embeddings=c["max_sequence"],
+        rms_norm_eps=c["norm_eps"], rope_theta=c["rope_theta"],
+        rope_parameters={"rope_type": "default", "rope_theta": c["rope_theta"]},
+        tie_word_embeddings=bool(c["tied_head"]), attn_implementation="eager")
+    model = transformers.LlamaForCausalLM(config)
+    state = dict(weights)
+    if c["tied_head"]:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model.load_state_dict(state, strict=True)
+    with torch.no_grad():
+        logits = model(tokens[0]).logits
+    # Two fp32 models, each as far from the truth as test_logits allows.
+    assert relative_error(got["logits"], logits.double()) <= 4e-6

@@ -1,7 +1,7 @@
 #include "octavo/models/generate.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <cmath>
 #include <limits>

@@ -1,7 +1,7 @@
 #include "octavo/models/llama_accounting.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <string>
 #include <vector>

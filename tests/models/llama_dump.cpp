@@ -9,7 +9,7 @@
 //           before it), final.<parameter>
 
 #include <torch/csrc/api/include/torch/serialize.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <fstream>
 #include <iostream>

@@ -1,7 +1,7 @@
 #include "octavo/nn/convert.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include "octavo/models/llama.h"
 

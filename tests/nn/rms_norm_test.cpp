@@ -1,7 +1,7 @@
 #include "octavo/nn/rms_norm.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <cmath>
 #include <limits>

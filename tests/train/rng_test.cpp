@@ -1,7 +1,7 @@
 #include "octavo/train/rng.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <set>
 

@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <csignal>
 #include <filesystem>

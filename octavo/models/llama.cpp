@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "octavo/nn/checkpoint.h"
+
 namespace octavo::models {
 namespace {
 
@@ -112,7 +114,12 @@ torch::Tensor LlamaModelImpl::forward(const torch::Tensor& tokens, KvCache* cach
 
   at::Tensor x = embed_tokens(tokens);  // (B, T, D)
   for (std::int64_t i = 0; i < config.layers; ++i) {
-    x = layers->at<LlamaBlockImpl>(i).forward(x, rope, cache, i);
+    const auto block = layers->ptr<LlamaBlockImpl>(i);
+    if (activation_checkpointing == ActivationCheckpointing::kBlocks && cache == nullptr) {
+      x = nn::checkpoint([block, rope](const at::Tensor& x) { return block->forward(x, rope); }, x);
+    } else {
+      x = block->forward(x, rope, cache, i);
+    }
   }
   if (cache != nullptr) cache->advance(sequence);
   return norm(x);

@@ -18,8 +18,8 @@ namespace {
 constexpr const char* kDescription =
     "FP8 training of language models.\n\n"
     "Examples:\n"
-    "  octavo train --config examples/demo.json --recipe rowwise\n"
-    "  octavo compare --config examples/demo.json\n"
+    "  octavo train --config examples/configs/demo.json --recipe rowwise\n"
+    "  octavo compare --config examples/configs/demo.json\n"
     "  octavo generate runs/default --prompt 'ROMEO:'\n"
     "  octavo inspect llama3-8b --recipe rowwise\n";
 

@@ -38,11 +38,11 @@ const std::vector<std::pair<std::string, LlamaConfig>>& presets() {
       // 1.7M: learns Shakespeare's bytes in minutes on two cores.
       {"demo",
        {.vocabulary = 256,
-        .dim = 192,
-        .layers = 4,
-        .heads = 6,
+        .dim = 256,
+        .layers = 2,
+        .heads = 4,
         .kv_heads = 2,
-        .hidden = 512,
+        .hidden = 704,
         .max_sequence = 1024}},
       // 97M with a byte vocabulary, so nearly all of it is in the blocks.
       {"100m",

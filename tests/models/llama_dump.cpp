@@ -9,6 +9,7 @@
 //           before it), final.<parameter>
 
 #include <torch/csrc/api/include/torch/serialize.h>
+#include <torch/optim/adamw.h>
 #include <torch/utils.h>
 
 #include <fstream>

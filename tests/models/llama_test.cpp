@@ -1,6 +1,7 @@
 #include "octavo/models/llama.h"
 
 #include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
 #include <torch/utils.h>
 
 #include <cmath>

@@ -37,20 +37,20 @@ struct Block {
   }
 };
 
-struct Run {
+struct Outcome {
   std::vector<at::Tensor> tensors;  // outputs and gradients of every iteration
   at::Tensor next_random;           // what the generator gives afterwards
 };
 
 // Two training iterations of three blocks, seeded.
-Run train(const std::optional<Recipe>& recipe, double dropout, std::int64_t features,
-          bool checkpointed, bool autocast) {
+Outcome train(const std::optional<Recipe>& recipe, double dropout, std::int64_t features,
+              bool checkpointed, bool autocast) {
   torch::manual_seed(7);
   std::vector<Block> blocks;
   for (int i = 0; i < 3; ++i) blocks.emplace_back(features, recipe, dropout);
   at::Tensor x = torch::randn({24, features});
   x.set_requires_grad(true);
-  Run run;
+  Outcome run;
   for (int iteration = 0; iteration < 2; ++iteration) {
     at::autocast::set_autocast_enabled(at::kCPU, autocast);
     at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
@@ -77,7 +77,7 @@ Run train(const std::optional<Recipe>& recipe, double dropout, std::int64_t feat
   return run;
 }
 
-void expect_same(const Run& plain, const Run& checkpointed) {
+void expect_same(const Outcome& plain, const Outcome& checkpointed) {
   ASSERT_EQ(plain.tensors.size(), checkpointed.tensors.size());
   for (std::size_t i = 0; i < plain.tensors.size(); ++i) {
     EXPECT_TRUE(same_bits(plain.tensors[i], checkpointed.tensors[i])) << "tensor " << i;
@@ -100,7 +100,7 @@ TEST(Checkpoint, EveryRecipeWithDropout) {
                                  "rowwise_with_gw_hp", "blockwise", "mxfp8"}) {
     SCOPED_TRACE(text);
     const Recipe recipe = Recipe::parse(text);
-    const Run plain = train(recipe, 0.25, 96, false, false);
+    const Outcome plain = train(recipe, 0.25, 96, false, false);
     expect_same(plain, train(recipe, 0.25, 96, true, false));
     // The mask matters: with another one the outputs differ.
     EXPECT_FALSE(same_bits(plain.tensors[0], train(recipe, 0.3, 96, true, false).tensors[0]));
@@ -112,7 +112,7 @@ TEST(Checkpoint, AutocastStateIsThatOfForward) {
   expect_same(train(std::nullopt, 0.25, 96, false, true),
               train(std::nullopt, 0.25, 96, true, true));
   const Recipe rowwise;
-  const Run plain = train(rowwise, 0.25, 96, false, true);
+  const Outcome plain = train(rowwise, 0.25, 96, false, true);
   expect_same(plain, train(rowwise, 0.25, 96, true, true));
   EXPECT_EQ(plain.tensors[1].scalar_type(), at::kFloat);
 }

@@ -43,20 +43,20 @@ Llama make_model(Head head, const std::string& recipe) {
   return model;
 }
 
-struct Run {
+struct Outcome {
   std::vector<double> losses;
   std::vector<std::pair<std::string, at::Tensor>> gradients;  // of the last step
 };
 
 // AdamW on one fixed batch.
-Run train(Llama& model, int steps) {
+Outcome train(Llama& model, int steps) {
   torch::manual_seed(9);
   const at::Tensor text = torch::randint(model->config.vocabulary, {3, 18}, at::kLong);
   const at::Tensor tokens = text.narrow(1, 0, 17), targets = text.narrow(1, 1, 17);
   std::vector<at::Tensor> tensors;
   for (const auto& parameter : nn::unique_parameters(*model)) tensors.push_back(parameter.tensor);
   torch::optim::AdamW optimizer(tensors, torch::optim::AdamWOptions(3e-3));
-  Run run;
+  Outcome run;
   for (int step = 0; step < steps; ++step) {
     optimizer.zero_grad();
     const at::Tensor loss = model->loss(tokens, targets);
@@ -75,7 +75,7 @@ TEST(LlamaCheckpointing, HasThePlainModelsBits) {
     for (const std::string recipe : {"", "rowwise", "mxfp8"}) {
       Llama plain = make_model(head, recipe), checkpointed = make_model(head, recipe);
       checkpointed->set_activation_checkpointing(ActivationCheckpointing::kBlocks);
-      const Run expected = train(plain, 3), got = train(checkpointed, 3);
+      const Outcome expected = train(plain, 3), got = train(checkpointed, 3);
       EXPECT_EQ(got.losses, expected.losses) << recipe;
       ASSERT_EQ(got.gradients.size(), expected.gradients.size());
       for (std::size_t i = 0; i < got.gradients.size(); ++i) {
@@ -110,7 +110,7 @@ TEST(LlamaCheckpointing, RecomputesEveryBlockOnce) {
 TEST(LlamaFloat8, EveryRecipeLearnsLikeHighPrecision) {
   const int steps = 25;
   Llama plain = make_model(Head::kOwn, "");
-  const Run expected = train(plain, steps);
+  const Outcome expected = train(plain, steps);
   ASSERT_LT(expected.losses.back(), 0.75 * expected.losses.front());
   std::vector<std::string> recipes = recipe_names();
   recipes.push_back("rowwise(flavour=fnuz)");
@@ -120,7 +120,7 @@ TEST(LlamaFloat8, EveryRecipeLearnsLikeHighPrecision) {
     for (const auto& [fqn, linear] : named_linears(*model)) {
       EXPECT_EQ(linear->recipe.has_value(), fqn != "lm_head") << fqn;
     }
-    const Run run = train(model, steps);
+    const Outcome run = train(model, steps);
     // The first loss is a forward pass of the same weights: at this size e4m3's relative error of
     // up to 2^-4 an element moves the logits, which start near 0, by little.
     EXPECT_TRUE(std::abs(run.losses.front() / expected.losses.front() - 1) <= 0.01)
@@ -148,7 +148,7 @@ TEST(LlamaFloat8, TiedHeadStaysOneTensorWhenConverted) {
   model->loss(tokens, tokens).backward();
   const at::Tensor gradient = model->lm_head->weight.grad();
   EXPECT_TRUE(gradient[40].abs().sum().item<double>() > 0);
-  const Run run = train(model, 10);
+  const Outcome run = train(model, 10);
   EXPECT_LT(run.losses.back(), run.losses.front());
 }
 

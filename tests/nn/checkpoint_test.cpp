@@ -2,6 +2,7 @@
 
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/utils.h>
 
 #include "octavo/nn/linear.h"

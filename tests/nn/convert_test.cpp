@@ -1,6 +1,8 @@
 #include "octavo/nn/convert.h"
 
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
 #include "octavo/models/llama.h"

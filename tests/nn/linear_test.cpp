@@ -1,6 +1,7 @@
 #include "octavo/nn/linear.h"
 
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
 #include <cmath>

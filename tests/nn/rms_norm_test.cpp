@@ -1,6 +1,7 @@
 #include "octavo/nn/rms_norm.h"
 
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/utils.h>
 
 #include <cmath>

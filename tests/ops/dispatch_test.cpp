@@ -1,6 +1,7 @@
 // What runs below float8_linear: every dispatcher call of forward and backward is recorded, and the
 // kernels' counters are read. No operand may be copied or transposed, and no kernel may run more
 // often than the three products need.
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 

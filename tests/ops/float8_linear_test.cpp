@@ -1,5 +1,6 @@
 #include "octavo/ops/float8_linear.h"
 
+#include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
 

@@ -10,6 +10,8 @@
 #include <fstream>
 #include <system_error>
 
+#include "octavo/train/durable_file.h"
+
 namespace octavo::train {
 
 namespace {
@@ -57,17 +59,14 @@ void write_json(const std::filesystem::path& path, const nlohmann::json& value) 
   make_parent(path);
   std::filesystem::path temporary = path;
   temporary += ".tmp";
-  std::ofstream file(temporary);
-  file << value.dump(2) << "\n";
+  DurableFile file(temporary);
+  file.write(value.dump(2) + "\n");
   file.close();
   std::error_code error;
-  if (file) std::filesystem::rename(temporary, path, error);
-  if (!file || error) {
-    std::error_code ignored;
-    std::filesystem::remove(temporary, ignored);
-    TORCH_CHECK(false, "summary: cannot write '", path.string(),
-                "': ", error ? error.message() : std::strerror(errno), kRepair);
-  }
+  std::filesystem::rename(temporary, path, error);
+  TORCH_CHECK(!error, "summary: cannot rename '", temporary.string(), "' to '", path.string(),
+              "': ", error.message(), kRepair);
+  sync_directory(path.parent_path().empty() ? "." : path.parent_path());
 }
 
 Memory process_memory() {

@@ -18,7 +18,7 @@ std::uint64_t mix(std::uint64_t x) {
 
 std::uint64_t random_bits(std::uint64_t seed, std::initializer_list<std::uint64_t> counters) {
   std::uint64_t state = mix(seed);
-  for (std::uint64_t counter : counters) state = mix(state ^ mix(counter));
+  for (std::uint64_t counter : counters) state = mix(state ^ counter);
   return state;
 }
 

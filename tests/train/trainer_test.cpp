@@ -59,6 +59,7 @@ class TrainerTest : public ::testing::Test {
     config.lr = 5e-3;
     config.log_every = 1;
     config.validation_batches = 4;
+    config.threads = 1;  // several wait for each other on a busy machine
     config.run_dir = (folder_ / run).string();
     return config;
   }

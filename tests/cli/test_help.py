@@ -89,6 +89,6 @@ def test_inspect_reads_a_configuration(config):
 
 
 def test_inspect_bad_targets(tmp_path):
-    user_error(run("inspect", "llama3-9b"), "llama3-9b", "'llama3-8b'")
+    user_error(run("inspect", "llama-8b"), "llama-8b", "'llama3-8b'")
     user_error(run("inspect", tmp_path), "holds no checkpoint")
     user_error(run("inspect", "--architecture", "sm_91"), "sm_91", "sm_90")

@@ -60,7 +60,7 @@ def test_interrupt_saves_and_resume_goes_on(config, tmp_path):
         [COMMAND, "train", "--config", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     for line in process.stdout:
-        if line.startswith("step"):
+        if line.startswith("step "):
             break
     process.send_signal(signal.SIGINT)
     process.stdout.read()

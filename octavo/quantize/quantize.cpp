@@ -165,8 +165,7 @@ void quantize(const ConstMatrix& x, LayoutTarget* rows, LayoutTarget* transposed
            (transposed != nullptr && transposed->blocks == blocks);
   };
   const bool by_rows =
-      transposed == nullptr && x.column_stride == 1 &&
-      (is(Blocks::kWhole) || is(Blocks::kRow) || is(Blocks::k1x128) || is(Blocks::kMx1x32));
+      transposed == nullptr && x.column_stride == 1 && (is(Blocks::kWhole) || is(Blocks::kRow));
   // A row's amax is found while the row is in cache for its cast.
   const bool amax_in_cast = by_rows && is(Blocks::kRow);
   const bool empty = x.rows == 0 || x.columns == 0;

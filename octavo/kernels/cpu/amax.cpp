@@ -28,10 +28,12 @@ std::uint32_t AmaxOfRows(const typename T::Bits* x, std::int64_t row_stride, std
                          float* row_amax, std::uint32_t* column_bits) {
   constexpr std::int64_t N = kMagnitudeLanes<T>;
   VMagnitude<T> rows[kRows];
+  OCTAVO_UNROLL
   for (int r = 0; r < kRows; ++r) rows[r] = hn::Zero(DMagnitude<T>());
   std::int64_t c = 0;
   for (; c + N <= columns; c += N) {
     VMagnitude<T> column = hn::Zero(DMagnitude<T>());
+    OCTAVO_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const auto m = LoadMagnitude<T>(x + r * row_stride + c);
       rows[r] = hn::Max(rows[r], m);
@@ -40,6 +42,7 @@ std::uint32_t AmaxOfRows(const typename T::Bits* x, std::int64_t row_stride, std
     if (column_bits != nullptr) MaxInto(column_bits + c, column);
   }
   std::uint32_t largest = 0;
+  OCTAVO_UNROLL
   for (int r = 0; r < kRows; ++r) {
     std::uint32_t row = ReduceMax(rows[r]);
     for (std::int64_t tail = c; tail < columns; ++tail) {

@@ -25,31 +25,37 @@ HWY_NOINLINE void CastSlowly(const typename T::Bits* x, std::int64_t n, float in
   }
 }
 
+/// kChunk elements, the halves of the chunk with a factor each.
+template <class T, int kMantissa>
+HWY_INLINE void CastChunk(const Encoder<kMantissa>& encoder, const typename T::Bits* x, VF first,
+                          VF second, std::uint8_t* out) {
+  hn::StoreU(encoder.template Encode<T::kInterleaved>(Scaled(T::Load(x), first, second)), D8(),
+             out);
+}
+
 /// out[i] = cast(x[i] * inv_scale), any n. Reads and writes nothing outside [0, n).
 template <class T, int kMantissa>
 HWY_INLINE void CastUniform(const Encoder<kMantissa>& encoder, const typename T::Bits* x,
                             std::int64_t n, float inv_scale, Format format, std::uint8_t* out) {
-  if (!is_finite_block(inv_scale)) return CastSlowly<T>(x, n, inv_scale, format, out);
-  const D8 d;
+  if (HWY_UNLIKELY(!is_finite_block(inv_scale))) {
+    return CastSlowly<T>(x, n, inv_scale, format, out);
+  }
   const VF s = hn::Set(DF(), inv_scale);
-  const auto cast = [&](const typename T::Bits* from, std::uint8_t* to) HWY_ATTR {
-    hn::StoreU(encoder.template Encode<T::kInterleaved>(Scaled(T::Load(from), s, s)), d, to);
-  };
-  if (n < kChunk) {
-    typename T::Bits padded[kChunk] = {};
-    std::uint8_t bytes[kChunk];
-    std::memcpy(padded, x, static_cast<std::size_t>(n) * sizeof(*x));
-    cast(padded, bytes);
-    std::memcpy(out, bytes, static_cast<std::size_t>(n));
+  std::int64_t i = 0;
+  for (; i + kChunk <= n; i += kChunk) CastChunk<T>(encoder, x + i, s, s, out + i);
+  if (i == n) return;
+  if (n > kChunk) {  // overlapping: some bytes are written twice, the same both times
+    CastChunk<T>(encoder, x + n - kChunk, s, s, out + n - kChunk);
     return;
   }
-  std::int64_t i = 0;
-  for (; i + kChunk <= n; i += kChunk) cast(x + i, out + i);
-  if (i < n) cast(x + n - kChunk, out + n - kChunk);  // overlapping: the same bytes again
+  typename T::Bits padded[kChunk] = {};
+  std::uint8_t bytes[kChunk];
+  std::memcpy(padded, x, static_cast<std::size_t>(n) * sizeof(*x));
+  CastChunk<T>(encoder, padded, s, s, bytes);
+  std::memcpy(out, bytes, static_cast<std::size_t>(n));
 }
 
-/// out[i] = cast(x[i] * inv_scale[i / 32]), any n up to 128; inv_scale has 4 entries, those past
-/// the last block are ignored.
+/// out[i] = cast(x[i] * inv_scale[i / 32]), any n up to 128. inv_scale has ceil(n / 32) entries.
 template <class T, int kMantissa>
 HWY_INLINE void CastMxRow(const Encoder<kMantissa>& encoder, const typename T::Bits* x,
                           std::int64_t n, const float* inv_scale, Format format,
@@ -58,19 +64,17 @@ HWY_INLINE void CastMxRow(const Encoder<kMantissa>& encoder, const typename T::B
   bool finite = true;
   for (std::int64_t b = 0; b < blocks; ++b) finite &= is_finite_block(inv_scale[b]);
   std::int64_t i = 0;
-  if (finite) {
+  if (HWY_LIKELY(finite)) {
     // A chunk of 64 has two blocks, one for each half.
     constexpr std::int64_t kSecond = kChunk == 64 ? 1 : 0;
     for (; i + kChunk <= n; i += kChunk) {
-      const VF s0 = hn::Set(DF(), inv_scale[i / 32]);
-      const VF s1 = hn::Set(DF(), inv_scale[i / 32 + kSecond]);
-      hn::StoreU(encoder.template Encode<T::kInterleaved>(Scaled(T::Load(x + i), s0, s1)), D8(),
-                 out + i);
+      CastChunk<T>(encoder, x + i, hn::Set(DF(), inv_scale[i / 32]),
+                   hn::Set(DF(), inv_scale[i / 32 + kSecond]), out + i);
     }
   }
   while (i < n) {
     const std::int64_t end = i / 32 * 32 + 32 < n ? i / 32 * 32 + 32 : n;
-    CastUniform<T, kMantissa>(encoder, x + i, end - i, inv_scale[i / 32], format, out + i);
+    CastUniform<T>(encoder, x + i, end - i, inv_scale[i / 32], format, out + i);
     i = end;
   }
 }

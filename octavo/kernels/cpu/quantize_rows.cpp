@@ -10,31 +10,6 @@ HWY_BEFORE_NAMESPACE();
 namespace octavo::kernels {
 namespace HWY_NAMESPACE {
 
-// One row's blocks of 128 columns, each a 1x128 block or up to four MX blocks.
-template <class T, int kMantissa>
-HWY_INLINE void QuantizeRowInBlocks(const Encoder<kMantissa>& encoder, const typename T::Bits* x,
-                                    std::int64_t columns, const LayoutTarget& target,
-                                    std::int64_t row, std::uint8_t* out) {
-  const bool mx = target.blocks == Blocks::kMx1x32;
-  for (std::int64_t c = 0; c < columns; c += 128) {
-    const std::int64_t n = columns - c < 128 ? columns - c : 128;
-    const std::int64_t width = mx ? 32 : 128;
-    float inv_scale[4];
-    for (std::int64_t b = 0; b * width < n; ++b) {
-      const std::int64_t block_n = n - b * width < width ? n - b * width : width;
-      const float amax = value_of(T::kType, AmaxBits<T>(x + c + b * width, block_n));
-      inv_scale[b] = write_block_scale(
-          target, amax,
-          row * target.scale_row_stride + (c / width + b) * target.scale_column_stride);
-    }
-    if (mx) {
-      CastMxRow<T>(encoder, x + c, n, inv_scale, target.format, out + c);
-    } else {
-      CastUniform<T>(encoder, x + c, n, inv_scale[0], target.format, out + c);
-    }
-  }
-}
-
 template <class T, int kMantissa>
 void QuantizeRowsT(const ConstMatrix& x, std::int64_t begin, std::int64_t end,
                    const LayoutTarget& target) {
@@ -43,13 +18,8 @@ void QuantizeRowsT(const ConstMatrix& x, std::int64_t begin, std::int64_t end,
     const auto* row = static_cast<const typename T::Bits*>(x.data) + r * x.row_stride;
     std::uint8_t* out = target.data + r * target.stride;
     float inv_scale;
-    if (target.blocks == Blocks::kWhole) {
-      inv_scale = target.inv_scale[0];
-    } else if (target.blocks != Blocks::kRow) {
-      QuantizeRowInBlocks<T>(encoder, row, x.columns, target, r, out);
-      continue;
-    } else if (target.inv_scale != nullptr) {
-      inv_scale = target.inv_scale[r];
+    if (target.inv_scale != nullptr) {
+      inv_scale = target.inv_scale[target.blocks == Blocks::kRow ? r : 0];
     } else {
       const float amax = value_of(T::kType, AmaxBits<T>(row, x.columns));
       inv_scale = write_block_scale(target, amax, r * target.scale_row_stride);

@@ -4,14 +4,14 @@
 #define HWY_TARGET_INCLUDE "octavo/kernels/cpu/quantize_tiles.cpp"
 #include <hwy/foreach_target.h>
 // After foreach_target.h, which sets the target these see.
+#include "octavo/kernels/cpu/block_scale-inl.h"
 #include "octavo/kernels/cpu/cast-inl.h"
+#include "octavo/kernels/cpu/tile_amax-inl.h"
 #include "octavo/kernels/cpu/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace octavo::kernels {
 namespace HWY_NAMESPACE {
-
-constexpr std::int64_t kStrips = kTile / 32;  // MX blocks along a tile's side
 
 constexpr std::int64_t RoundUp(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
@@ -24,6 +24,7 @@ struct Tile {
   std::int64_t stride;
   std::int64_t row, column;  // of its first element in the whole matrix
   std::int64_t rows, columns;
+  bool right;  // whether a whole tile to the right of it is next
 };
 
 template <class T>
@@ -31,204 +32,212 @@ struct Scratch {
   alignas(64) typename T::Bits x[kTile * kTile];
   alignas(64) std::uint8_t bytes[kTile * kTile];
   alignas(64) std::uint8_t transposed[kTransposeColumns * kTile];
-  // Largest magnitudes of the tile's 1x32 and 32x1 blocks.
-  float row_amax[kTile][kStrips];
-  float column_amax[kStrips][kTile];
+  TileAmax amax;
 };
 
-// A layout's factors for one tile: per row and 32 columns, or per 32 rows and column (in lane
-// order).
+// A layout's factors for one tile.
 struct Factors {
-  bool by_column = false;
-  bool finite = true;  // every one of them; tells only when by_column
-  float by_row[kTile][kStrips];
-  alignas(64) float of_column[kStrips][kTile];
-  alignas(64) float lane_order[kStrips][kTile];
+  enum class Along : std::uint8_t {
+    kRow,       // [0][r]: one for the columns of row r
+    kMxRow,     // [b][r]: row r, columns 32 b to 32 b + 31
+    kColumn,    // [0][c]: one for the rows of column c
+    kMxColumn,  // [s][c]: rows 32 s to 32 s + 31, column c
+  } along;
+  bool finite;  // all of them; known only along columns
+  alignas(64) float at[kStrips][kTile];
+  alignas(64) float lane_order[kStrips][kTile];  // along columns: for CastByColumn()
 };
 
-bool BlocksNeedRowAmax(const LayoutTarget* t) {
-  return t != nullptr && (t->blocks == Blocks::k1x128 || t->blocks == Blocks::k128x128 ||
-                          t->blocks == Blocks::kMx1x32);
-}
+bool BlocksNeedAmax(const LayoutTarget* t) { return t != nullptr && t->inv_scale == nullptr; }
 bool BlocksNeedColumnAmax(const LayoutTarget* t) {
   return t != nullptr && (t->blocks == Blocks::k128x1 || t->blocks == Blocks::kMx32x1);
 }
 
-// The tile copied next to itself, with zeros up to the next chunk: power-of-two row strides put all
-// rows of a tile into a few cache sets, and it is read up to four times.
+// The tile element by element into a buffer, with zeros up to the next 64 columns: for strided
+// columns, and where a whole chunk would reach past the matrix.
 template <class T>
-void Gather(const ConstMatrix& x, Tile<T>& tile, typename T::Bits* to) {
-  const auto* from = static_cast<const typename T::Bits*>(x.data) + tile.row * x.row_stride +
-                     tile.column * x.column_stride;
-  const std::int64_t padded = RoundUp(tile.columns, kChunk);
+void Gather(const ConstMatrix& x, const Tile<T>& tile, typename T::Bits* to) {
+  const std::int64_t padded = RoundUp(tile.columns, 64);
   for (std::int64_t r = 0; r < tile.rows; ++r) {
+    const typename T::Bits* from = tile.x + r * x.row_stride;
     typename T::Bits* row = to + r * kTile;
     if (x.column_stride == 1) {
-      std::memcpy(row, from + r * x.row_stride,
-                  static_cast<std::size_t>(tile.columns) * sizeof(*row));
+      std::memcpy(row, from, static_cast<std::size_t>(tile.columns) * sizeof(*row));
     } else {
-      for (std::int64_t c = 0; c < tile.columns; ++c) {
-        row[c] = from[r * x.row_stride + c * x.column_stride];
-      }
+      for (std::int64_t c = 0; c < tile.columns; ++c) row[c] = from[c * x.column_stride];
     }
     for (std::int64_t c = tile.columns; c < padded; ++c) row[c] = 0;
   }
-  tile.x = to;
-  tile.stride = kTile;
 }
 
-template <class T>
-void RowAmax(const Tile<T>& tile, float (*out)[kStrips]) {
-  for (std::int64_t r = 0; r < tile.rows; ++r) {
-    for (std::int64_t b = 0; b * 32 < tile.columns; ++b) {
-      const std::int64_t n = tile.columns - b * 32 < 32 ? tile.columns - b * 32 : 32;
-      out[r][b] = value_of(T::kType, AmaxBits<T>(tile.x + r * tile.stride + b * 32, n));
+// to[i] = the larger of the strips' magnitudes at i, n rounded up to whole vectors.
+void JoinStrips(const float (*strips)[kTile], std::int64_t count, std::int64_t n, float* to) {
+  const DI d;
+  const DF f;
+  for (std::int64_t i = 0; i < n; i += kLanes) {
+    VI m = hn::BitCast(d, hn::Load(f, strips[0] + i));
+    for (std::int64_t s = 1; s < count; ++s) {
+      m = hn::Max(m, hn::BitCast(d, hn::Load(f, strips[s] + i)));
     }
+    hn::StoreU(hn::BitCast(f, m), f, to + i);
   }
 }
 
 template <class T>
-void ColumnAmax(const Tile<T>& tile, float (*out)[kTile]) {
-  constexpr std::int64_t N = kMagnitudeLanes<T>;
-  const hn::RebindToUnsigned<DMagnitude<T>> d;
-  for (std::int64_t r0 = 0; r0 < tile.rows; r0 += 32) {
-    const std::int64_t r1 = tile.rows - r0 < 32 ? tile.rows : r0 + 32;
-    for (std::int64_t c = 0; c < tile.columns; c += N) {
-      auto m = hn::Zero(DMagnitude<T>());
-      for (std::int64_t r = r0; r < r1; ++r) {
-        m = hn::Max(m, LoadMagnitude<T>(tile.x + r * tile.stride + c));
-      }
-      typename T::Bits bits[N];
-      hn::StoreU(hn::BitCast(d, m), d, bits);
-      for (std::int64_t i = 0; i < N; ++i) out[r0 / 32][c + i] = value_of(T::kType, bits[i]);
-    }
-  }
-}
-
-template <class T>
-void FactorsByRow(const LayoutTarget& t, const Tile<T>& tile, const Scratch<T>& scratch,
-                  Factors& out) {
+void FactorsAlongRows(const LayoutTarget& t, const Tile<T>& tile, const TileAmax& amax,
+                      Factors& out) {
   const std::int64_t blocks = (tile.columns + 31) / 32;
-  const std::int64_t at = tile.row * t.scale_row_stride;
-  const auto row_amax = [&](std::int64_t r) {
-    float amax = 0;
-    for (std::int64_t b = 0; b < blocks; ++b) amax = larger_magnitude(amax, scratch.row_amax[r][b]);
-    return amax;
-  };
-  float tile_inv_scale = 0;
-  if (t.blocks == Blocks::kWhole) tile_inv_scale = t.inv_scale[0];
-  if (t.blocks == Blocks::k128x128) {
-    float amax = 0;
-    for (std::int64_t r = 0; r < tile.rows; ++r) amax = larger_magnitude(amax, row_amax(r));
-    tile_inv_scale = write_block_scale(
-        t, amax,
-        tile.row / kTile * t.scale_row_stride + tile.column / kTile * t.scale_column_stride);
-  }
-  for (std::int64_t r = 0; r < tile.rows; ++r) {
-    float* row = out.by_row[r];
-    if (t.blocks == Blocks::kMx1x32) {
+  const std::int64_t across = tile.column / kTile * t.scale_column_stride;
+  out.along = Factors::Along::kRow;
+  float joined[kTile];
+  switch (t.blocks) {
+    case Blocks::kMx1x32:
+      out.along = Factors::Along::kMxRow;
       for (std::int64_t b = 0; b < blocks; ++b) {
-        row[b] = write_block_scale(
-            t, scratch.row_amax[r][b],
-            at + r * t.scale_row_stride + (tile.column / 32 + b) * t.scale_column_stride);
+        BlockScales(t, amax.by_row[b], tile.rows, out.at[b],
+                    tile.row * t.scale_row_stride + (tile.column / 32 + b) * t.scale_column_stride,
+                    t.scale_row_stride);
       }
-      continue;
-    }
-    float inv_scale = tile_inv_scale;
-    if (t.blocks == Blocks::kRow) inv_scale = t.inv_scale[tile.row + r];
-    if (t.blocks == Blocks::k1x128) {
-      inv_scale = write_block_scale(
-          t, row_amax(r),
-          at + r * t.scale_row_stride + tile.column / kTile * t.scale_column_stride);
-    }
-    for (std::int64_t b = 0; b < kStrips; ++b) row[b] = inv_scale;
+      return;
+    case Blocks::k1x128:
+      JoinStrips(amax.by_row, blocks, tile.rows, joined);
+      BlockScales(t, joined, tile.rows, out.at[0], tile.row * t.scale_row_stride + across,
+                  t.scale_row_stride);
+      return;
+    case Blocks::kRow:
+      std::memcpy(out.at[0], t.inv_scale + tile.row,
+                  static_cast<std::size_t>(tile.rows) * sizeof(float));
+      return;
+    default:
+      break;
   }
+  float inv_scale;
+  if (t.blocks == Blocks::k128x128) {
+    JoinStrips(amax.by_row, blocks, tile.rows, joined);
+    float largest = 0;
+    for (std::int64_t r = 0; r < tile.rows; ++r) largest = larger_magnitude(largest, joined[r]);
+    inv_scale = write_block_scale(t, largest, tile.row / kTile * t.scale_row_stride + across);
+  } else {
+    inv_scale = t.inv_scale[0];
+  }
+  for (std::int64_t r = 0; r < tile.rows; ++r) out.at[0][r] = inv_scale;
 }
 
 template <class T>
-void FactorsByColumn(const LayoutTarget& t, const Tile<T>& tile, const Scratch<T>& scratch,
-                     Factors& out) {
+void FactorsAlongColumns(const LayoutTarget& t, const Tile<T>& tile, const TileAmax& amax,
+                         Factors& out) {
   const std::int64_t strips = (tile.rows + 31) / 32;
-  for (std::int64_t c = 0; c < tile.columns; ++c) {
-    if (t.blocks == Blocks::kMx32x1) {
-      for (std::int64_t s = 0; s < strips; ++s) {
-        out.of_column[s][c] = write_block_scale(
-            t, scratch.column_amax[s][c],
-            (tile.row / 32 + s) * t.scale_row_stride + (tile.column + c) * t.scale_column_stride);
-      }
-      continue;
+  const std::int64_t down = tile.column * t.scale_column_stride;
+  out.along = Factors::Along::kColumn;
+  if (t.blocks == Blocks::kMx32x1) {
+    out.along = Factors::Along::kMxColumn;
+    for (std::int64_t s = 0; s < strips; ++s) {
+      BlockScales(t, amax.by_column[s], tile.columns, out.at[s],
+                  (tile.row / 32 + s) * t.scale_row_stride + down, t.scale_column_stride);
     }
-    float inv_scale;
-    if (t.blocks == Blocks::kColumn) {
-      inv_scale = t.inv_scale[tile.column + c];
-    } else {
-      float amax = 0;
-      for (std::int64_t s = 0; s < strips; ++s) {
-        amax = larger_magnitude(amax, scratch.column_amax[s][c]);
-      }
-      inv_scale = write_block_scale(
-          t, amax,
-          tile.row / kTile * t.scale_row_stride + (tile.column + c) * t.scale_column_stride);
-    }
-    for (std::int64_t s = 0; s < strips; ++s) out.of_column[s][c] = inv_scale;
+  } else if (t.blocks == Blocks::k128x1) {
+    float joined[kTile];
+    JoinStrips(amax.by_column, strips, tile.columns, joined);
+    BlockScales(t, joined, tile.columns, out.at[0], tile.row / kTile * t.scale_row_stride + down,
+                t.scale_column_stride);
+  } else {
+    std::memcpy(out.at[0], t.inv_scale + tile.column,
+                static_cast<std::size_t>(tile.columns) * sizeof(float));
   }
   const std::int64_t padded = RoundUp(tile.columns, kChunk);
   out.finite = true;
-  for (std::int64_t s = 0; s < strips; ++s) {
-    for (std::int64_t c = 0; c < tile.columns; ++c) {
-      out.finite &= is_finite_block(out.of_column[s][c]);
-    }
-    for (std::int64_t c = tile.columns; c < padded; ++c) out.of_column[s][c] = 1.0f;
-    LaneOrder<T>(out.of_column[s], padded, out.lane_order[s]);
+  for (std::int64_t s = 0; s < (out.along == Factors::Along::kMxColumn ? strips : 1); ++s) {
+    out.finite &= AllFinite(out.at[s], tile.columns);
+    for (std::int64_t c = tile.columns; c < padded; ++c) out.at[s][c] = 1.0f;
+    LaneOrder<T>(out.at[s], padded, out.lane_order[s]);
   }
 }
 
 template <class T>
-void FactorsOf(const LayoutTarget& t, const Tile<T>& tile, const Scratch<T>& scratch,
-               Factors& out) {
-  out.by_column = t.blocks == Blocks::kColumn || BlocksNeedColumnAmax(&t);
-  if (out.by_column) {
-    FactorsByColumn(t, tile, scratch, out);
+void FactorsOf(const LayoutTarget& t, const Tile<T>& tile, const TileAmax& amax, Factors& out) {
+  if (t.blocks == Blocks::kColumn || BlocksNeedColumnAmax(&t)) {
+    FactorsAlongColumns(t, tile, amax, out);
   } else {
-    FactorsByRow(t, tile, scratch, out);
+    FactorsAlongRows(t, tile, amax, out);
   }
 }
 
-// One row of the tile, padded to the next chunk.
+// Row r of the tile, padded to the next chunk.
 template <class T, int kMantissa>
 HWY_INLINE void CastTileRow(const Encoder<kMantissa>& encoder, const Tile<T>& tile, std::int64_t r,
-                            const LayoutTarget& t, const Factors& factors, std::uint8_t* out) {
+                            std::int64_t padded, Format format, const Factors& factors,
+                            std::uint8_t* out) {
   const typename T::Bits* x = tile.x + r * tile.stride;
-  const std::int64_t padded = RoundUp(tile.columns, kChunk);
-  if (!factors.by_column) {
-    if (t.blocks == Blocks::kMx1x32) {
-      CastMxRow<T>(encoder, x, tile.columns, factors.by_row[r], t.format, out);
-    } else {
-      CastUniform<T>(encoder, x, padded, factors.by_row[r][0], t.format, out);
+  switch (factors.along) {
+    case Factors::Along::kRow:
+      CastUniform<T>(encoder, x, padded, factors.at[0][r], format, out);
+      return;
+    case Factors::Along::kMxRow: {
+      const float of_row[kStrips] = {factors.at[0][r], factors.at[1][r], factors.at[2][r],
+                                     factors.at[3][r]};
+      CastMxRow<T>(encoder, x, tile.columns, of_row, format, out);
+      return;
     }
-  } else if (factors.finite) {
-    CastByColumn<T>(encoder, x, padded, factors.lane_order[r / 32], out);
-  } else {
-    for (std::int64_t c = 0; c < tile.columns; ++c) {
-      out[c] = quantize_element(value_of(T::kType, x[c]), factors.of_column[r / 32][c], t.format);
-    }
+    default:
+      break;
+  }
+  const std::int64_t strip = factors.along == Factors::Along::kMxColumn ? r / 32 : 0;
+  if (HWY_LIKELY(factors.finite)) {
+    CastByColumn<T>(encoder, x, padded, factors.lane_order[strip], out);
+    return;
+  }
+  for (std::int64_t c = 0; c < tile.columns; ++c) {
+    out[c] = quantize_element(value_of(T::kType, x[c]), factors.at[strip][c], format);
   }
 }
 
+// A layout of the tile on its way to `out`.
+struct Cast {
+  const Factors* factors;
+  std::uint8_t* out;
+  std::int64_t stride;
+};
+
+// What will be needed soon and no hardware prefetcher foresees, as a tile's rows are short runs far
+// apart: stores that miss would otherwise wait one after the other (a third of the time where the
+// operand is larger than the caches).
+struct Soon {
+  bool right = false;                        // this row of the tile to the right: x, and...
+  bool right_out = false;                    // ...the first cast's bytes
+  const LayoutTarget* transposed = nullptr;  // this tile's lines there
+};
+
+template <class T>
+HWY_INLINE void PrefetchSoon(const Soon& soon, const Tile<T>& tile, std::int64_t r,
+                             const Cast& first) {
+  if (soon.right) PrefetchRow(tile.x + r * tile.stride + kTile);
+  if (soon.right_out) PrefetchRow(first.out + r * first.stride + kTile);
+  if (soon.transposed != nullptr && r < tile.columns) {
+    PrefetchRow(soon.transposed->data + (tile.column + r) * soon.transposed->stride + tile.row);
+  }
+}
+
+// One or two layouts of one format, row by row: x is still in cache for the second.
 template <class T, int kMantissa>
-void CastTile(const Tile<T>& tile, const LayoutTarget& t, const Factors& factors, std::uint8_t* out,
-              std::int64_t stride) {
-  const Encoder<kMantissa> encoder(t.format);
+void CastTile(const Tile<T>& tile, Format format, const Soon& soon, const Cast& first,
+              const Cast* second) {
+  const Encoder<kMantissa> encoder(format);
+  const std::int64_t padded = RoundUp(tile.columns, kChunk);
   for (std::int64_t r = 0; r < tile.rows; ++r) {
-    CastTileRow<T>(encoder, tile, r, t, factors, out + r * stride);
+    PrefetchSoon(soon, tile, r, first);
+    CastTileRow<T>(encoder, tile, r, padded, format, *first.factors, first.out + r * first.stride);
+    if (second != nullptr) {
+      CastTileRow<T>(encoder, tile, r, padded, format, *second->factors,
+                     second->out + r * second->stride);
+    }
   }
 }
 
 template <class T>
-void CastTile(const Tile<T>& tile, const LayoutTarget& t, const Factors& factors, std::uint8_t* out,
-              std::int64_t stride) {
-  if (limits(t.format).mantissa_bits == 3) return CastTile<T, 3>(tile, t, factors, out, stride);
-  CastTile<T, 2>(tile, t, factors, out, stride);
+void CastTile(const Tile<T>& tile, Format format, const Soon& soon, const Cast& first,
+              const Cast* second) {
+  if (limits(format).mantissa_bits == 3) return CastTile<T, 3>(tile, format, soon, first, second);
+  CastTile<T, 2>(tile, format, soon, first, second);
 }
 
 // The tile's bytes (stride kTile) to columns of the transposed layout, whole runs of a row's bytes
@@ -261,36 +270,69 @@ bool SameBytes(const LayoutTarget& a, const LayoutTarget& b) {
 }
 
 template <class T>
-void QuantizeTile(const ConstMatrix& x, Tile<T> tile, const LayoutTarget* rows,
-                  const LayoutTarget* transposed, Scratch<T>& scratch, Factors& factors) {
-  const bool row_amax = BlocksNeedRowAmax(rows) || BlocksNeedRowAmax(transposed);
-  const bool column_amax = BlocksNeedColumnAmax(rows) || BlocksNeedColumnAmax(transposed);
-  const bool whole_chunks = tile.columns % kChunk == 0;
-  if (row_amax || column_amax || x.column_stride != 1 || !whole_chunks) {
-    Gather<T>(x, tile, scratch.x);
-  }
-  if (row_amax) RowAmax(tile, scratch.row_amax);
-  if (column_amax) ColumnAmax(tile, scratch.column_amax);
+struct Work {
+  Scratch<T> scratch;
+  Factors rows, transposed;
+};
 
-  bool cast = false;  // whether scratch.bytes holds the transposed layout's bytes
-  if (rows != nullptr) {
-    FactorsOf(*rows, tile, scratch, factors);
+// The tile as the casts want it, in scratch.x unless they can read it where it is.
+template <class T>
+void PrepareTile(const ConstMatrix& x, const LayoutTarget* rows, const LayoutTarget* transposed,
+                 Tile<T>& tile, Scratch<T>& scratch) {
+  // A multiple of every chunk and of the blocks of 32 that amax is found in.
+  const std::int64_t padded = RoundUp(tile.columns, 64);
+  if (x.column_stride != 1 || tile.columns != padded) {
+    Gather<T>(x, tile, scratch.x);
+    tile.x = scratch.x;
+    tile.stride = kTile;
+  }
+  if (!BlocksNeedAmax(rows) && !BlocksNeedAmax(transposed)) return;
+  // Copied too, because power-of-two row strides put all rows of a tile into a few cache sets.
+  const bool prefetch = tile.right && tile.x != scratch.x;
+  if (BlocksNeedColumnAmax(rows) || BlocksNeedColumnAmax(transposed)) {
+    LoadTile<T, true>(tile.x, tile.stride, tile.rows, padded, prefetch, scratch.x, scratch.amax);
+  } else {
+    LoadTile<T, false>(tile.x, tile.stride, tile.rows, padded, prefetch, scratch.x, scratch.amax);
+  }
+  tile.x = scratch.x;
+  tile.stride = kTile;
+}
+
+template <class T>
+void QuantizeTile(const ConstMatrix& x, Tile<T> tile, const LayoutTarget* rows,
+                  const LayoutTarget* transposed, Work<T>& work) {
+  Scratch<T>& scratch = work.scratch;
+  PrepareTile(x, rows, transposed, tile, scratch);
+  if (rows != nullptr) FactorsOf(*rows, tile, scratch.amax, work.rows);
+  if (transposed != nullptr) FactorsOf(*transposed, tile, scratch.amax, work.transposed);
+
+  Soon soon;
+  soon.right = tile.right && tile.x != scratch.x;
+  if (tile.rows == kTile) soon.transposed = transposed;
+  const Cast to_transposed{&work.transposed, scratch.bytes, kTile};
+  if (rows == nullptr) {
+    CastTile(tile, transposed->format, soon, to_transposed, nullptr);
+  } else {
     std::uint8_t* out = rows->data + tile.row * rows->stride + tile.column;
-    cast = transposed != nullptr && SameBytes(*rows, *transposed);
-    if (cast || !whole_chunks) {
-      CastTile<T>(tile, *rows, factors, scratch.bytes, kTile);
-      for (std::int64_t r = 0; r < tile.rows; ++r) {
-        std::memcpy(out + r * rows->stride, scratch.bytes + r * kTile,
-                    static_cast<std::size_t>(tile.columns));
-      }
-    } else {
-      CastTile<T>(tile, *rows, factors, out, rows->stride);
+    const bool same_bytes = transposed != nullptr && SameBytes(*rows, *transposed);
+    // Rows leave by way of scratch.bytes where the transposition reads them, and where whole chunks
+    // would write past them.
+    const bool direct = !same_bytes && tile.columns % kChunk == 0;
+    const Cast to_rows =
+        direct ? Cast{&work.rows, out, rows->stride} : Cast{&work.rows, scratch.bytes, kTile};
+    const bool second = transposed != nullptr && !same_bytes;
+    const bool together = second && direct && rows->format == transposed->format;
+    soon.right_out = direct && tile.right;
+    CastTile(tile, rows->format, soon, to_rows, together ? &to_transposed : nullptr);
+    for (std::int64_t r = 0; !direct && r < tile.rows; ++r) {
+      std::memcpy(out + r * rows->stride, scratch.bytes + r * kTile,
+                  static_cast<std::size_t>(tile.columns));
+    }
+    if (second && !together) {
+      CastTile(tile, transposed->format, Soon(), to_transposed, nullptr);
     }
   }
   if (transposed != nullptr) {
-    // Also when `cast`: it writes the transposed layout's own copy of the scales.
-    FactorsOf(*transposed, tile, scratch, factors);
-    if (!cast) CastTile<T>(tile, *transposed, factors, scratch.bytes, kTile);
     StoreTransposed(scratch.bytes, tile, *transposed, scratch.transposed);
   }
 }
@@ -298,10 +340,9 @@ void QuantizeTile(const ConstMatrix& x, Tile<T> tile, const LayoutTarget* rows,
 template <class T>
 void QuantizeTilesT(const ConstMatrix& x, std::int64_t begin, std::int64_t end,
                     const LayoutTarget* rows, const LayoutTarget* transposed) {
-  Scratch<T> scratch;
+  Work<T> work;
   // Rows past a tile's end are transposed with it and dropped; they must only not be undefined.
-  std::memset(scratch.bytes, 0, sizeof(scratch.bytes));
-  Factors factors;
+  std::memset(work.scratch.bytes, 0, sizeof(work.scratch.bytes));
   const std::int64_t across = (x.columns + kTile - 1) / kTile;
   for (std::int64_t t = begin; t < end; ++t) {
     Tile<T> tile;
@@ -312,7 +353,8 @@ void QuantizeTilesT(const ConstMatrix& x, std::int64_t begin, std::int64_t end,
     tile.x = static_cast<const typename T::Bits*>(x.data) + tile.row * x.row_stride +
              tile.column * x.column_stride;
     tile.stride = x.row_stride;
-    QuantizeTile<T>(x, tile, rows, transposed, scratch, factors);
+    tile.right = x.column_stride == 1 && t + 1 < end && tile.column + 2 * kTile <= x.columns;
+    QuantizeTile<T>(x, tile, rows, transposed, work);
   }
 }
 

@@ -12,6 +12,12 @@
 
 #include <cstdint>
 
+/// Before a loop over vectors in an array: unrolled, so that the array becomes registers. -O2 alone
+/// leaves it in memory, at a third of the speed.
+#ifndef OCTAVO_UNROLL
+#define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 #include "octavo/kernels/matrix.h"
 
 HWY_BEFORE_NAMESPACE();

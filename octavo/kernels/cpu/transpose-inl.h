@@ -6,14 +6,11 @@
 #define OCTAVO_KERNELS_CPU_TRANSPOSE_INL_H_
 #endif
 
-#include <hwy/highway.h>
-
-#include <cstdint>
+#include "octavo/kernels/cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace octavo::kernels {
 namespace HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 /// Columns one call of Transpose16Rows() turns into rows: 16 in each 128-bit block, two blocks.
 inline constexpr std::int64_t kTransposeColumns = HWY_MAX_BYTES < 32 ? 16 : 32;
@@ -27,8 +24,10 @@ HWY_INLINE void Transpose16Rows(const std::uint8_t* in, std::int64_t in_stride, 
   const hn::CappedTag<std::uint8_t, kTransposeColumns> d;
   using V = hn::Vec<decltype(d)>;
   V a[16], b[16];
+  OCTAVO_UNROLL
   for (int r = 0; r < 16; ++r) a[r] = hn::LoadU(d, in + r * in_stride);
   const auto round = [d](const V* from, V* to) HWY_ATTR {
+    OCTAVO_UNROLL
     for (int r = 0; r < 8; ++r) {
       to[2 * r] = hn::InterleaveLower(d, from[r], from[r + 8]);
       to[2 * r + 1] = hn::InterleaveUpper(d, from[r], from[r + 8]);
@@ -38,6 +37,7 @@ HWY_INLINE void Transpose16Rows(const std::uint8_t* in, std::int64_t in_stride, 
   round(b, a);
   round(a, b);
   round(b, a);
+  OCTAVO_UNROLL
   for (int c = 0; c < 16; ++c) {
     std::uint8_t* to = out + c * out_stride;
     if constexpr (kTransposeColumns == 16) {

@@ -1,0 +1,173 @@
+#include "octavo/kernels/gpu/amax.h"
+
+#include "octavo/kernels/gpu/launch.h"
+#include "octavo/kernels/gpu/packed.h"
+
+namespace octavo::gpu {
+namespace {
+
+// A block of four waves shares 32 lanes x 8 = 256 columns. Every 32 lanes walk down their own
+// strip of rows, 32 at a time, so column maxima stay in registers to the end and rows cost one
+// spreading reduction and one coalesced atomic per 32 x 256 elements.
+constexpr int kStrips = 4;  // strips of rows in a block, one for every 32 threads
+constexpr int kColumns = 256;
+constexpr int kBatch = 8;  // rows loaded before the first is used
+
+struct Shape {
+  const char* data;
+  std::int64_t rows, columns, row_bytes, column_bytes;
+  std::uint32_t *tensor, *row, *column;
+  int strip_rows;
+};
+
+template <DType T, bool Contiguous>
+__global__ void __launch_bounds__(32 * kStrips, T == DType::kFP32 ? 3 : 5)
+    amax_kernel(const Shape s) {
+  using P = Packed<T>;
+  const int lane = threadIdx.x % 32, strip = threadIdx.x / 32;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kColumns + lane * 8;
+  const std::int64_t first =
+      (static_cast<std::int64_t>(blockIdx.y) * kStrips + strip) * s.strip_rows;
+  const std::int64_t end = first + s.strip_rows < s.rows ? first + s.strip_rows : s.rows;
+  const std::int64_t left = s.columns - column;
+  const int count = left >= 8 ? 8 : left < 0 ? 0 : static_cast<int>(left);
+
+  std::uint32_t columns_max[P::kWords] = {};
+  const char* address = s.data + first * s.row_bytes + column * s.column_bytes;
+  for (std::int64_t m = first; m < end; m += 32) {
+    std::uint32_t quarter[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      Vec8<T> v[kBatch];
+#pragma unroll
+      for (int r = 0; r < kBatch; ++r) {
+        const bool present = m + q * kBatch + r < end;
+        if constexpr (Contiguous) {
+          if (present && count > 0) {
+            v[r].load(address);
+          } else {
+            v[r].clear();
+          }
+        } else {
+          v[r].gather(address, s.column_bytes, present ? count : 0);
+        }
+        address += s.row_bytes;
+      }
+      std::uint32_t row_max[kBatch];
+#pragma unroll
+      for (int r = 0; r < kBatch; ++r) {
+        std::uint32_t all = 0;
+#pragma unroll
+        for (int i = 0; i < P::kWords; ++i) {
+          const std::uint32_t a = P::magnitude(v[r].word[i]);
+          columns_max[i] = P::merge(columns_max[i], a);
+          all = P::merge(all, a);
+        }
+        row_max[r] = all;
+      }
+      if (s.row) {
+        spread_merge<T, kBatch, 0, 3>(row_max, lane);
+        quarter[q] = row_max[0];
+      }
+    }
+    if (s.row) {
+      spread_merge<T, 4, 3, 2>(quarter, lane);
+      const std::int64_t r = m + first_word_after_spread<4, 3, 2>(lane) * kBatch +
+                             first_word_after_spread<kBatch, 0, 3>(lane);
+      if (r < end) atomic_max_relaxed(s.row + r, P::amax_bits(quarter[0]));
+    }
+  }
+
+  if (s.tensor) {
+    __shared__ std::uint32_t strip_max[kStrips];
+    std::uint32_t all[1] = {0};
+#pragma unroll
+    for (int i = 0; i < P::kWords; ++i) all[0] = P::merge(all[0], columns_max[i]);
+    spread_merge<T, 1, 0, 5>(all, lane);
+    if (lane == 0) strip_max[strip] = all[0];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+#pragma unroll
+      for (int i = 1; i < kStrips; ++i) all[0] = P::merge(all[0], strip_max[i]);
+      atomic_max_relaxed(s.tensor, P::amax_bits(all[0]));
+    }
+  }
+  if (s.column) {
+    constexpr int kSharedWords = kColumns / 8 * P::kWords;
+    __shared__ Words4 shared[kStrips][kSharedWords / 4];
+#pragma unroll
+    for (int i = 0; i < P::kVectors; ++i) {
+      shared[strip][lane * P::kVectors + i] = {columns_max[4 * i], columns_max[4 * i + 1],
+                                               columns_max[4 * i + 2], columns_max[4 * i + 3]};
+    }
+    __syncthreads();
+    const auto* words = reinterpret_cast<const std::uint32_t*>(shared);
+    for (int w = threadIdx.x; w < kSharedWords; w += 32 * kStrips) {
+      std::uint32_t all = 0;
+#pragma unroll
+      for (int i = 0; i < kStrips; ++i) all = P::merge(all, words[i * kSharedWords + w]);
+      constexpr int kPerWord = P::kHalfWords ? 2 : 1;
+      const std::int64_t k = static_cast<std::int64_t>(blockIdx.x) * kColumns + w * kPerWord;
+      if constexpr (P::kHalfWords) {
+        if (k < s.columns) atomic_max_relaxed(s.column + k, P::amax_bits(all & 0xFFFFu));
+        if (k + 1 < s.columns) atomic_max_relaxed(s.column + k + 1, P::amax_bits(all >> 16));
+      } else {
+        if (k < s.columns) atomic_max_relaxed(s.column + k, all);
+      }
+    }
+  }
+}
+
+template <DType T>
+void launch(const AmaxArgs& args, NativeStream stream) {
+  const Matrix& x = args.x;
+  const int element = bytes_of(T);
+  Shape s{static_cast<const char*>(x.data),
+          x.rows,
+          x.columns,
+          x.row_stride * element,
+          x.column_stride * element,
+          reinterpret_cast<std::uint32_t*>(args.tensor),
+          reinterpret_cast<std::uint32_t*>(args.row),
+          reinterpret_cast<std::uint32_t*>(args.column),
+          0};
+  // Strips of 32 to 256 rows: long ones save atomics, short ones fill the device.
+  const std::int64_t column_blocks = ceil_div(x.columns, kColumns);
+  const std::int64_t wanted_blocks = 16 * std::int64_t{multiprocessors()};
+  std::int64_t strip_rows = 256;
+  while (strip_rows > 32 &&
+         column_blocks * ceil_div(x.rows, strip_rows * kStrips) < wanted_blocks) {
+    strip_rows /= 2;
+  }
+  while (ceil_div(x.rows, strip_rows * kStrips) > kMaxGridY) strip_rows *= 2;
+  s.strip_rows = static_cast<int>(strip_rows);
+  const dim3 grid(static_cast<unsigned>(column_blocks),
+                  static_cast<unsigned>(ceil_div(x.rows, strip_rows * kStrips)));
+  if (is_vector_readable(x)) {
+    amax_kernel<T, true><<<grid, 32 * kStrips, 0, stream>>>(s);
+  } else {
+    amax_kernel<T, false><<<grid, 32 * kStrips, 0, stream>>>(s);
+  }
+}
+
+}  // namespace
+
+void amax(const AmaxArgs& args, Stream stream) {
+  if (args.x.rows == 0 || args.x.columns == 0) return;
+  if (!args.tensor && !args.row && !args.column) return;
+  const auto native = static_cast<NativeStream>(stream);
+  switch (args.x.dtype) {
+    case DType::kBF16:
+      return launch<DType::kBF16>(args, native);
+    case DType::kFP16:
+      return launch<DType::kFP16>(args, native);
+    case DType::kFP32:
+      return launch<DType::kFP32>(args, native);
+  }
+}
+
+void zero_amax(float* buffer, std::int64_t count, Stream stream) {
+  zero_async(buffer, static_cast<std::size_t>(count) * sizeof(float), stream);
+}
+
+}  // namespace octavo::gpu

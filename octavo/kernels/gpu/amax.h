@@ -1,0 +1,25 @@
+#pragma once
+
+#include "octavo/kernels/gpu/types.h"
+
+namespace octavo::gpu {
+
+/// Largest magnitudes of x (M, K), in one read of x. NaN wins every maximum.
+///
+/// Each result is fp32 and may be absent (null): tensor[0] over all of x, row[m] over row m,
+/// column[k] over column k. Results are combined into what the buffers hold, so they must be zero
+/// (or an earlier amax to extend); zero_amax() clears them. Empty x leaves them alone: amax 0.
+/// Exact for every input type.
+struct AmaxArgs {
+  Matrix x = {};
+  float* tensor = nullptr;  ///< (1)
+  float* row = nullptr;     ///< (M)
+  float* column = nullptr;  ///< (K)
+};
+
+void amax(const AmaxArgs& args, Stream stream);
+
+/// Zeros `count` floats.
+void zero_amax(float* buffer, std::int64_t count, Stream stream);
+
+}  // namespace octavo::gpu

@@ -1,0 +1,26 @@
+#pragma once
+
+#include "octavo/kernels/gpu/types.h"
+
+namespace octavo::gpu {
+
+/// Quantises the rows of x (M, K), one fp32 scale a row, in one read (rows only; for both layouts
+/// use amax() and cast()):
+///
+///   inv_scale = inv_scale_of(amax of the row, format, rounding);  scale[m] = scale_of(inv_scale)
+///   data[m, k] = quantize_element(x[m, k], inv_scale)
+///
+/// Rows of up to 65536 columns, a multiple of 16, stay in registers; others are read twice, the
+/// second time from the caches. Bytes and scales equal octavo/formats bit for bit. K = 0 writes
+/// the scales of amax 0.
+struct QuantizeRowArgs {
+  Matrix x = {};
+  std::uint8_t* data = nullptr;  ///< (M, K), row-major
+  float* scale = nullptr;        ///< (M); may be null
+  Format format = Format::kE4M3FN;
+  ScaleRounding rounding = ScaleRounding::kNone;
+};
+
+void quantize_row(const QuantizeRowArgs& args, Stream stream);
+
+}  // namespace octavo::gpu

@@ -1,0 +1,226 @@
+#include "octavo/kernels/gpu/cast.h"
+
+#include "octavo/kernels/gpu/amax.h"
+#include "operands.h"
+
+namespace octavo::gpu::testing {
+namespace {
+
+// Runs cast() with the given amaxes and compares bytes and scales with octavo/formats.
+void expect_cast(const Operand& x, Format format, ScaleRounding rounding,
+                 const std::vector<float>& row_amax, const std::vector<float>& column_amax,
+                 bool rows_wanted, bool transposed_wanted) {
+  const std::int64_t M = x.rows(), K = x.columns();
+  const bool per_row = row_amax.size() == static_cast<std::size_t>(M);
+  const bool per_column = column_amax.size() == static_cast<std::size_t>(K);
+  std::vector<std::uint8_t> rows(M * K), transposed(K * M);
+  std::vector<float> row_scale, column_scale, row_inv, column_inv;
+  for (float a : row_amax) {
+    row_inv.push_back(inv_scale_of(a, format, rounding));
+    row_scale.push_back(scale_of(row_inv.back()));
+  }
+  for (float a : column_amax) {
+    column_inv.push_back(inv_scale_of(a, format, rounding));
+    column_scale.push_back(scale_of(column_inv.back()));
+  }
+  for (std::int64_t m = 0; m < M; ++m) {
+    for (std::int64_t k = 0; k < K; ++k) {
+      rows[m * K + k] = quantize_element(x.at(m, k), row_inv[per_row ? m : 0], format);
+      transposed[k * M + m] = quantize_element(x.at(m, k), column_inv[per_column ? k : 0], format);
+    }
+  }
+  DeviceBuffer q(rows.size()), qt(transposed.size()), ra(4 * row_amax.size()),
+      ca(4 * column_amax.size()), rs(4 * row_amax.size()), cs(4 * column_amax.size());
+  ra.upload(row_amax.data());
+  ca.upload(column_amax.data());
+  CastArgs args{.x = x.matrix(), .format = format, .rounding = rounding};
+  if (rows_wanted) args.rows = {q.get<std::uint8_t>(), ra.get<float>(), per_row, rs.get<float>()};
+  if (transposed_wanted) {
+    args.transposed = {qt.get<std::uint8_t>(), ca.get<float>(), per_column, cs.get<float>()};
+  }
+  cast(args, nullptr);
+  if (rows_wanted) {
+    expect_same(q.download<std::uint8_t>(), rows, K, "rows");
+    expect_same(rs.download<float>(), row_scale, "row scale");
+  }
+  if (transposed_wanted) {
+    expect_same(qt.download<std::uint8_t>(), transposed, M, "transposed");
+    expect_same(cs.download<float>(), column_scale, "column scale");
+  }
+}
+
+std::vector<float> row_amaxes(const Operand& x) {
+  std::vector<float> amax(x.rows(), 0.0f);
+  for (std::int64_t m = 0; m < x.rows(); ++m) {
+    for (std::int64_t k = 0; k < x.columns(); ++k) amax[m] = amax_of(amax[m], x.at(m, k));
+  }
+  return amax;
+}
+
+std::vector<float> column_amaxes(const Operand& x) {
+  std::vector<float> amax(x.columns(), 0.0f);
+  for (std::int64_t m = 0; m < x.rows(); ++m) {
+    for (std::int64_t k = 0; k < x.columns(); ++k) amax[k] = amax_of(amax[k], x.at(m, k));
+  }
+  return amax;
+}
+
+TEST(GpuCast, RowAndColumnScalesEqualTheCpuCodec) {
+  OCTAVO_REQUIRE_GPU();
+  int i = 0;
+  for_all_operands([&](DType dtype, const Size& size, View view, Values values) {
+    const Operand x(dtype, size.rows, size.columns, view, values);
+    const std::vector<float> rows = row_amaxes(x), columns = column_amaxes(x);
+    for (Format format : kAllFormats) {
+      SCOPED_TRACE(describe(dtype, size, view, values) + " " + std::string(name(format)));
+      const auto rounding = i++ % 2 ? ScaleRounding::kPowerOfTwo : ScaleRounding::kNone;
+      expect_cast(x, format, rounding, rows, columns, true, true);
+      if (i % 5 == 0) expect_cast(x, format, rounding, rows, columns, true, false);
+      if (i % 5 == 1) expect_cast(x, format, rounding, rows, columns, false, true);
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  });
+}
+
+TEST(GpuCast, TensorScalesAndMixedGranularities) {
+  OCTAVO_REQUIRE_GPU();
+  for (DType dtype : kDTypes) {
+    for (const Size& size : {Size{144, 264}, Size{33, 127}}) {
+      const Operand x(dtype, size.rows, size.columns, View::kContiguous, Values::kNormal);
+      float amax = 0.0f;
+      for (float a : row_amaxes(x)) amax = amax_of(amax, a);
+      for (Format format : kAllFormats) {
+        expect_cast(x, format, ScaleRounding::kNone, {amax}, {amax}, true, true);
+        expect_cast(x, format, ScaleRounding::kPowerOfTwo, row_amaxes(x), {amax}, true, true);
+        expect_cast(x, format, ScaleRounding::kNone, {amax}, column_amaxes(x), true, true);
+      }
+    }
+  }
+}
+
+// A cast alone: amax = max makes inv_scale exactly 1.
+TEST(GpuCast, EverySixteenBitPattern) {
+  OCTAVO_REQUIRE_GPU();
+  for (DType dtype : {DType::kBF16, DType::kFP16}) {
+    std::vector<std::uint16_t> bits(65536);
+    for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<std::uint16_t>(i);
+    DeviceBuffer x(2 * bits.size());
+    x.upload(bits.data());
+    for (Format format : kAllFormats) {
+      for (float amax : {limits(format).max, 1.0f, 3.0e-5f, 7.0e4f, 1.0e30f, 1.0e-20f}) {
+        DeviceBuffer q(65536), qt(65536), a(4);
+        a.upload(&amax);
+        const Matrix matrix{x.get(), dtype, 256, 256, 256, 1};
+        cast({.x = matrix,
+              .rows = {q.get<std::uint8_t>(), a.get<float>(), false, nullptr},
+              .transposed = {qt.get<std::uint8_t>(), a.get<float>(), false, nullptr},
+              .format = format},
+             nullptr);
+        const auto rows = q.download<std::uint8_t>(), transposed = qt.download<std::uint8_t>();
+        const float inv_scale = inv_scale_of(amax, format, ScaleRounding::kNone);
+        for (std::size_t i = 0; i < bits.size(); ++i) {
+          const int expected = quantize_element(to_float(dtype, bits[i]), inv_scale, format);
+          ASSERT_EQ(int{rows[i]}, expected) << name(format) << " bits " << i << " amax " << amax;
+          ASSERT_EQ(int{transposed[i % 256 * 256 + i / 256]}, expected) << name(format) << " " << i;
+        }
+      }
+    }
+  }
+}
+
+// Every value half way between two neighbours of a format, and the floats beside it.
+TEST(GpuCast, EveryMidpointInFp32) {
+  OCTAVO_REQUIRE_GPU();
+  for (Format format : kAllFormats) {
+    std::vector<float> values;
+    for (int byte = 0; byte < limits(format).max_byte; ++byte) {
+      const double low = decode(format, static_cast<std::uint8_t>(byte));
+      const double high = decode(format, static_cast<std::uint8_t>(byte + 1));
+      const float middle = static_cast<float>((low + high) / 2);
+      for (float v : {static_cast<float>(low), middle, std::nextafter(middle, 0.0f),
+                      std::nextafter(middle, INFINITY)}) {
+        values.push_back(v);
+        values.push_back(-v);
+      }
+    }
+    for (float v : {464.0f, 464.00003f, 480.0f, 61439.996f, 61440.0f, 1e38f, INFINITY, NAN, 1e-45f,
+                    247.99998f, 248.0f, 1.0625001f, 1.1250001f}) {
+      values.push_back(v);
+      values.push_back(-v);
+    }
+    std::mt19937 random(7);
+    while (values.size() < 16384) values.push_back(internal::float_of(random()));
+    DeviceBuffer x(4 * values.size()), q(values.size()), a(4);
+    x.upload(values.data());
+    a.upload(&kFormatLimits[static_cast<int>(format)].max);
+    cast({.x = {x.get(), DType::kFP32, 128, 128, 128, 1},
+          .rows = {q.get<std::uint8_t>(), a.get<float>(), false, nullptr},
+          .format = format},
+         nullptr);
+    const auto bytes = q.download<std::uint8_t>();
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      ASSERT_EQ(int{bytes[i]}, int{encode(format, values[i])}) << name(format) << " " << values[i];
+    }
+  }
+}
+
+TEST(GpuCast, EmptyOperandsHaveTheScalesOfZero) {
+  OCTAVO_REQUIRE_GPU();
+  DeviceBuffer amax(4 * 5), scale(4 * 5), data(16);
+  amax.zero();
+  cast({.x = {nullptr, DType::kBF16, 5, 0, 0, 1},
+        .rows = {data.get<std::uint8_t>(), amax.get<float>(), true, scale.get<float>()}},
+       nullptr);
+  const float expected = scale_of(inv_scale_of(0.0f, Format::kE4M3FN, ScaleRounding::kNone));
+  expect_same(scale.download<float>(), std::vector<float>(5, expected), "scale");
+}
+
+// More elements than 2^31: the first and last rows and columns, against the CPU.
+TEST(GpuCast, MoreThanTwoToThe31Elements) {
+  OCTAVO_REQUIRE_GPU();
+  const std::int64_t M = 65552, K = 40960;
+  std::size_t free = 0, total = 0;
+  ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  if (free < static_cast<std::size_t>(M * K) * 5) GTEST_SKIP() << "needs 13 GB of device memory";
+  const std::int64_t piece = 16 * 1024 * 1024 - 3;  // odd, so that rows differ
+  std::vector<std::uint16_t> random_bits(piece);
+  std::mt19937 random(3);
+  for (auto& b : random_bits) b = static_cast<std::uint16_t>((random() & 0x83FF) | 0x3C00);
+  DeviceBuffer x(2 * M * K), q(M * K), qt(M * K), amaxes(4 * (M + K));
+  for (std::int64_t at = 0; at < M * K; at += piece) {
+    const std::int64_t count = at + piece < M * K ? piece : M * K - at;
+    ASSERT_EQ(cudaMemcpy(x.get<std::uint16_t>() + at, random_bits.data(), 2 * count,
+                         cudaMemcpyHostToDevice),
+              cudaSuccess);
+  }
+  amaxes.zero();
+  const Matrix matrix{x.get(), DType::kBF16, M, K, K, 1};
+  float *row = amaxes.get<float>(), *column = row + M;
+  amax({matrix, nullptr, row, column}, nullptr);
+  cast({.x = matrix,
+        .rows = {q.get<std::uint8_t>(), row, true, nullptr},
+        .transposed = {qt.get<std::uint8_t>(), column, true, nullptr}},
+       nullptr);
+  const auto value = [&](std::int64_t m, std::int64_t k) {
+    return to_float(DType::kBF16, random_bits[(m * K + k) % piece]);
+  };
+  const auto expect_line = [&](const std::uint8_t* device, std::int64_t length, const auto& at) {
+    std::vector<std::uint8_t> bytes(length);
+    ASSERT_EQ(cudaMemcpy(bytes.data(), device, length, cudaMemcpyDeviceToHost), cudaSuccess);
+    float largest = 0.0f;
+    for (std::int64_t i = 0; i < length; ++i) largest = amax_of(largest, at(i));
+    const float inv = inv_scale_of(largest, Format::kE4M3FN, ScaleRounding::kNone);
+    for (std::int64_t i = 0; i < length; ++i) {
+      ASSERT_EQ(int{bytes[i]}, int{quantize_element(at(i), inv, Format::kE4M3FN)}) << i;
+    }
+  };
+  for (std::int64_t m : {std::int64_t{0}, M / 2, M - 1}) {
+    expect_line(q.get<std::uint8_t>() + m * K, K, [&](std::int64_t k) { return value(m, k); });
+  }
+  for (std::int64_t k : {std::int64_t{0}, K / 2, K - 1}) {
+    expect_line(qt.get<std::uint8_t>() + k * M, M, [&](std::int64_t m) { return value(m, k); });
+  }
+}
+
+}  // namespace
+}  // namespace octavo::gpu::testing

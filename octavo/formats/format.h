@@ -4,8 +4,10 @@
 #include <string_view>
 
 /// Marks a function that runs on the host and, under nvcc or hipcc/clang HIP, on the device too.
-#if defined(__CUDACC__) || defined(__HIP__)
+#if defined(__CUDACC__)
 #define OCTAVO_HOST_DEVICE __host__ __device__
+#elif defined(__HIP__)  // needs no HIP header, unlike the macros __host__ and __device__
+#define OCTAVO_HOST_DEVICE __attribute__((host)) __attribute__((device))
 #else
 #define OCTAVO_HOST_DEVICE
 #endif

@@ -21,7 +21,7 @@ struct Shape {
 };
 
 template <DType T, bool Contiguous>
-__global__ void __launch_bounds__(32 * kStrips, T == DType::kFP32 ? 3 : 5)
+__global__ void OCTAVO_LAUNCH_BOUNDS(32 * kStrips, (T == DType::kFP32 ? 3 : 4))
     amax_kernel(const Shape s) {
   using P = Packed<T>;
   const int lane = threadIdx.x % 32, strip = threadIdx.x / 32;
@@ -32,12 +32,15 @@ __global__ void __launch_bounds__(32 * kStrips, T == DType::kFP32 ? 3 : 5)
   const std::int64_t left = s.columns - column;
   const int count = left >= 8 ? 8 : left < 0 ? 0 : static_cast<int>(left);
 
+  // Row maxima of 32 rows wait, packed, for one spreading reduction: 16 shuffles (fp32: 31).
+  constexpr int kPerWord = P::kHalfWords ? 2 : 1;
+  constexpr int kRowWords = 32 / kPerWord;
   std::uint32_t columns_max[P::kWords] = {};
   const char* address = s.data + first * s.row_bytes + column * s.column_bytes;
   for (std::int64_t m = first; m < end; m += 32) {
-    std::uint32_t quarter[4];
+    std::uint32_t rows_max[kRowWords];
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {
+    for (int q = 0; q < 32 / kBatch; ++q) {
       Vec8<T> v[kBatch];
 #pragma unroll
       for (int r = 0; r < kBatch; ++r) {
@@ -53,28 +56,31 @@ __global__ void __launch_bounds__(32 * kStrips, T == DType::kFP32 ? 3 : 5)
         }
         address += s.row_bytes;
       }
-      std::uint32_t row_max[kBatch];
 #pragma unroll
-      for (int r = 0; r < kBatch; ++r) {
-        std::uint32_t all = 0;
+      for (int r = 0; r < kBatch; r += kPerWord) {
+        std::uint32_t all[2] = {0, 0};
 #pragma unroll
-        for (int i = 0; i < P::kWords; ++i) {
-          const std::uint32_t a = P::magnitude(v[r].word[i]);
-          columns_max[i] = P::merge(columns_max[i], a);
-          all = P::merge(all, a);
+        for (int j = 0; j < kPerWord; ++j) {
+#pragma unroll
+          for (int i = 0; i < P::kWords; ++i) {
+            const std::uint32_t a = P::magnitude(v[r + j].word[i]);
+            columns_max[i] = P::merge(columns_max[i], a);
+            all[j] = P::merge(all[j], a);
+          }
         }
-        row_max[r] = all;
-      }
-      if (s.row) {
-        spread_merge<T, kBatch, 0, 3>(row_max, lane);
-        quarter[q] = row_max[0];
+        rows_max[(q * kBatch + r) / kPerWord] = merge_pair<T>(all);
       }
     }
     if (s.row) {
-      spread_merge<T, 4, 3, 2>(quarter, lane);
-      const std::int64_t r = m + first_word_after_spread<4, 3, 2>(lane) * kBatch +
-                             first_word_after_spread<kBatch, 0, 3>(lane);
-      if (r < end) atomic_max_relaxed(s.row + r, P::amax_bits(quarter[0]));
+      spread_merge<T, kRowWords, 0, 5>(rows_max, lane);
+      // 16-bit types: lanes 16 apart hold the same two rows; each stores one.
+      const int half = P::kHalfWords ? lane >> 4 : 0;
+      const std::int64_t r = m + first_word_after_spread<kRowWords, 0, 5>(lane) * kPerWord + half;
+      if (r < end) {
+        atomic_max_relaxed(
+            s.row + r, half ? P::amax_bits(rows_max[0] >> 16)
+                            : P::amax_bits(P::kHalfWords ? rows_max[0] & 0xFFFFu : rows_max[0]));
+      }
     }
   }
 
@@ -106,7 +112,6 @@ __global__ void __launch_bounds__(32 * kStrips, T == DType::kFP32 ? 3 : 5)
       std::uint32_t all = 0;
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) all = P::merge(all, words[i * kSharedWords + w]);
-      constexpr int kPerWord = P::kHalfWords ? 2 : 1;
       const std::int64_t k = static_cast<std::int64_t>(blockIdx.x) * kColumns + w * kPerWord;
       if constexpr (P::kHalfWords) {
         if (k < s.columns) atomic_max_relaxed(s.column + k, P::amax_bits(all & 0xFFFFu));

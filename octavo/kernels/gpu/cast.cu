@@ -31,7 +31,7 @@ OCTAVO_DEVICE float factor(const Factors& f, std::int64_t index, std::int64_t ex
 }
 
 template <DType T, class Encoder, Access A>
-__global__ void __launch_bounds__(kTileThreads, blocks_per_multiprocessor<T, A>())
+__global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T, A>()))
     cast_kernel(const Params p) {
   __shared__ __align__(16) float row_factors[kTile];
   __shared__ __align__(16) float column_factors[kTile];

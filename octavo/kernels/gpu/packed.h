@@ -84,6 +84,14 @@ struct Vec8 {
   }
 };
 
+/// Two rows' merged words to one word with a lane for each row (16-bit types), or the first (fp32).
+template <DType T>
+OCTAVO_DEVICE std::uint32_t merge_pair(const std::uint32_t (&rows)[2]) {
+  if constexpr (!Packed<T>::kHalfWords) return rows[0];
+  return Packed<T>::merge(byte_permute<0x5410>(rows[0], rows[1]),
+                          byte_permute<0x7632>(rows[0], rows[1]));
+}
+
 /// Combines N words over the lanes whose numbers differ in `Bits` of lane bits FirstBit upwards,
 /// and spreads the results: each step halves the words a lane is responsible for, so N words cost
 /// about N shuffles, not N log2 lanes. Afterwards v[0 .. max(1, N >> Bits)) hold the combined

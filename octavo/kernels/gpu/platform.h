@@ -30,6 +30,13 @@ inline constexpr int kWarpSize = 32;
 #endif
 
 #define OCTAVO_DEVICE __device__ __forceinline__
+/// Threads of a block, and how many blocks' registers must fit a multiprocessor. HIP's second bound
+/// counts waves instead; its compiler is left alone there.
+#if OCTAVO_GPU_HIP
+#define OCTAVO_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads)
+#else
+#define OCTAVO_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
+#endif
 #define OCTAVO_NOINLINE_DEVICE static __device__ __noinline__
 
 struct alignas(16) Words4 {

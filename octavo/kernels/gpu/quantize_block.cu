@@ -26,7 +26,7 @@ struct Params {
 // 1x128 and 128x1. A warp reduces 64 columns of its rows and 64 rows of its columns; the halves
 // meet in shared memory, where one thread then owns one row and one column of the tile.
 template <DType T, class Encoder, Access A>
-__global__ void __launch_bounds__(kTileThreads, blocks_per_multiprocessor<T, A>())
+__global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T, A>()))
     quantize_1x128_kernel(const Params p) {
   __shared__ std::uint32_t row_amax[2][kTile], column_amax[2][kTile];
   __shared__ __align__(16) float row_factors[kTile];
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kTileThreads, blocks_per_multiprocessor<T, A>(
 }
 
 template <DType T, class Encoder, Access A>
-__global__ void __launch_bounds__(kTileThreads, blocks_per_multiprocessor<T, A>())
+__global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T, A>()))
     quantize_128x128_kernel(const Params p) {
   __shared__ std::uint32_t partial[kTileThreads / 32];
   const Encoder encoder(p.format);

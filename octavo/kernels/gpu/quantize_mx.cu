@@ -70,7 +70,7 @@ OCTAVO_DEVICE float factor_of(std::uint32_t codes, int i) {
 // A 1x32 block is four lanes of a row, a 32x1 block two lanes of a column: all reductions stay in
 // a quarter of a warp. Shared memory only gathers the codes for word-wide stores.
 template <DType T, class Encoder, Access A>
-__global__ void __launch_bounds__(kTileThreads, blocks_per_multiprocessor<T, A>())
+__global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T, A>()))
     quantize_mx_kernel(const Params p) {
   __shared__ std::uint8_t row_codes[kTile][kBlocksPerTile];
   __shared__ std::uint8_t column_codes[kTile][kBlocksPerTile];
@@ -119,6 +119,17 @@ __global__ void __launch_bounds__(kTileThreads, blocks_per_multiprocessor<T, A>(
     column_word[1] = shuffle_xor(column_word[0], 8);
     swap_if(mine, column_word[0], column_word[1]);
   }
+  if (is_present<A>(p.x, m, k)) {
+    float row_factor[kThreadRows], column_factor[kThreadColumns];
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) row_factor[r] = factor_of(row_word[r / 4], r % 4);
+#pragma unroll
+    for (int c = 0; c < kThreadColumns; ++c)
+      column_factor[c] = factor_of(column_word[c / 4], c % 4);
+    convert_and_store<T, Encoder, A>(v, encoder, row_factor, column_factor, p.rows, p.transposed,
+                                     p.x, m, k);
+  }
+  // The codes last: until here no warp waits for another.
   __syncthreads();
   const auto word_of = [&](const std::uint8_t* codes) {
     return codes[0] | codes[1] << 8 | codes[2] << 16 | static_cast<std::uint32_t>(codes[3]) << 24;
@@ -127,14 +138,6 @@ __global__ void __launch_bounds__(kTileThreads, blocks_per_multiprocessor<T, A>(
   if (p.transposed.data) {
     p.column.store(p.layout, tile.k + t, tile.m / kBlock, word_of(column_codes[t]));
   }
-  if (!is_present<A>(p.x, m, k)) return;
-  float row_factor[kThreadRows], column_factor[kThreadColumns];
-#pragma unroll
-  for (int r = 0; r < kThreadRows; ++r) row_factor[r] = factor_of(row_word[r / 4], r % 4);
-#pragma unroll
-  for (int c = 0; c < kThreadColumns; ++c) column_factor[c] = factor_of(column_word[c / 4], c % 4);
-  convert_and_store<T, Encoder, A>(v, encoder, row_factor, column_factor, p.rows, p.transposed, p.x,
-                                   m, k);
 }
 
 struct Launch {

@@ -280,9 +280,7 @@ struct RowAmax {
           all[j] = P::merge(all[j], P::magnitude(tile.row[i * kPerWord + j].word[w]));
         }
       }
-      word[i] = kPerWord == 1 ? all[0]
-                              : P::merge(byte_permute<0x5410>(all[0], all[1]),
-                                         byte_permute<0x7632>(all[0], all[1]));
+      word[i] = merge_pair<T>(all);
     }
   }
 };

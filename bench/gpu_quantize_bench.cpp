@@ -1,0 +1,172 @@
+// GPU quantisers against the copy rate of the same process.
+//
+// One table: kernel, shape, microseconds, GB/s counting the fewest bytes the method needs for a
+// bf16 element, and the share of the best copy measured on the same shape. Events, medians,
+// three rotated inputs. Usage: gpu_quantize_bench [repetitions]
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "octavo/kernels/gpu/amax.h"
+#include "octavo/kernels/gpu/cast.h"
+#include "octavo/kernels/gpu/quantize_block.h"
+#include "octavo/kernels/gpu/quantize_mx.h"
+#include "octavo/kernels/gpu/quantize_row.h"
+
+namespace octavo::gpu {
+namespace {
+
+void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+  std::exit(1);
+}
+#define CHECK_CUDA(call) check((call), #call)
+
+constexpr int kInputs = 3;
+
+double median_ms(int repetitions, const std::function<void(int)>& run) {
+  cudaEvent_t begin, end;
+  CHECK_CUDA(cudaEventCreate(&begin));
+  CHECK_CUDA(cudaEventCreate(&end));
+  for (int i = 0; i < kInputs; ++i) run(i);
+  std::vector<float> times;
+  for (int i = 0; i < repetitions; ++i) {
+    CHECK_CUDA(cudaEventRecord(begin));
+    run(i % kInputs);
+    CHECK_CUDA(cudaEventRecord(end));
+    CHECK_CUDA(cudaEventSynchronize(end));
+    float ms = 0.0f;
+    CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
+    times.push_back(ms);
+  }
+  CHECK_CUDA(cudaGetLastError());
+  CHECK_CUDA(cudaEventDestroy(begin));
+  CHECK_CUDA(cudaEventDestroy(end));
+  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+  return times[times.size() / 2];
+}
+
+void bench(std::int64_t M, std::int64_t K, int repetitions,
+           const std::vector<std::uint16_t>& values) {
+  const std::int64_t n = M * K;
+  std::uint16_t* x[kInputs];
+  for (auto& p : x) {
+    CHECK_CUDA(cudaMalloc(&p, 2 * n));
+    for (std::int64_t at = 0; at < n; at += static_cast<std::int64_t>(values.size())) {
+      const std::int64_t count = std::min<std::int64_t>(n - at, values.size());
+      CHECK_CUDA(cudaMemcpy(p + at, values.data(), 2 * count, cudaMemcpyHostToDevice));
+    }
+  }
+  std::uint8_t *q, *codes;
+  float *amaxes, *scales;
+  CHECK_CUDA(cudaMalloc(&q, 2 * n));
+  CHECK_CUDA(cudaMalloc(&amaxes, 4 * (M + K + 1)));
+  CHECK_CUDA(cudaMalloc(&scales, 4 * (M * (K / 128 + 1) + K * (M / 128 + 1))));
+  CHECK_CUDA(cudaMalloc(&codes, 2 * (n / 32 + M + K)));
+  std::uint8_t* qt = q + n;
+  float *row = amaxes, *column = amaxes + M, *tensor = amaxes + M + K;
+  float *row_scale = scales, *column_scale = scales + M * (K / 128 + 1);
+  zero_amax(amaxes, M + K + 1, nullptr);
+  const auto in = [&](int i) { return Matrix{x[i], DType::kBF16, M, K, K, 1}; };
+
+  double copy_rate = 0.0;
+  const auto report = [&](const char* name, double bytes_per_element,
+                          const std::function<void(int)>& run) {
+    const double ms = median_ms(repetitions, run);
+    const double rate = bytes_per_element * static_cast<double>(n) / ms / 1e6;
+    if (copy_rate == 0.0) copy_rate = rate;
+    std::printf("%-34s %6ldx%-6ld %8.1f us %6.0f GB/s %6.1f%%\n", name, static_cast<long>(M),
+                static_cast<long>(K), 1e3 * ms, rate, 100.0 * rate / copy_rate);
+    std::fflush(stdout);
+  };
+
+  report("copy (cudaMemcpyAsync)", 4,
+         [&](int i) { CHECK_CUDA(cudaMemcpyAsync(q, x[i], 2 * n, cudaMemcpyDeviceToDevice)); });
+  report("amax tensor", 2, [&](int i) { amax({in(i), tensor, nullptr, nullptr}, nullptr); });
+  report("amax row", 2, [&](int i) { amax({in(i), nullptr, row, nullptr}, nullptr); });
+  report("amax column", 2, [&](int i) { amax({in(i), nullptr, nullptr, column}, nullptr); });
+  report("amax row + column", 2, [&](int i) { amax({in(i), nullptr, row, column}, nullptr); });
+  report("rows: rowwise, one pass", 3, [&](int i) {
+    quantize_row({in(i), q, row_scale}, nullptr);
+  });
+  const CastLayout by_row{q, row, true, row_scale}, by_column{qt, column, true, column_scale};
+  const CastLayout whole{q, tensor, false, row_scale}, whole_t{qt, tensor, false, column_scale};
+  report("rows: cast, tensor scale", 3, [&](int i) { cast({.x = in(i), .rows = whole}, nullptr); });
+  report("transposed: cast, column scales", 3,
+         [&](int i) { cast({.x = in(i), .transposed = by_column}, nullptr); });
+  report("both: cast, row + column scales", 4,
+         [&](int i) { cast({.x = in(i), .rows = by_row, .transposed = by_column}, nullptr); });
+  report("both: cast, tensor scale", 4,
+         [&](int i) { cast({.x = in(i), .rows = whole, .transposed = whole_t}, nullptr); });
+  report("both: 1x128 + 128x1", 4, [&](int i) {
+    quantize_block(
+        {.x = in(i), .rows = {q, row_scale, 1, M}, .transposed = {qt, column_scale, 1, K}},
+        nullptr);
+  });
+  report("both: 128x128", 4, [&](int i) {
+    quantize_block({.x = in(i),
+                    .rows = {q, row_scale, K / 128, 1},
+                    .transposed = {qt, column_scale, M / 128, 1},
+                    .shape = BlockShape::k128x128},
+                   nullptr);
+  });
+  for (const bool tiled : {false, true}) {
+    report(tiled ? "both: MX 1x32, 128x4 scales" : "both: MX 1x32, plain scales", 4, [&](int i) {
+      quantize_mx({.x = in(i),
+                   .rows = {q, codes},
+                   .transposed = {qt, codes + n / 32 + M},
+                   .scale_layout = tiled ? MxScaleLayout::kTiled128x4 : MxScaleLayout::kPlain},
+                  nullptr);
+    });
+  }
+  report("rows: MX 1x32", 3, [&](int i) {
+    quantize_mx({.x = in(i), .rows = {q, codes}}, nullptr);
+  });
+  report("rows: 1x128", 3, [&](int i) {
+    quantize_block({.x = in(i), .rows = {q, row_scale, 1, M}}, nullptr);
+  });
+  report("both: rowwise from scratch", 6, [&](int i) {
+    zero_amax(amaxes, M + K, nullptr);
+    amax({in(i), nullptr, row, column}, nullptr);
+    cast({.x = in(i), .rows = by_row, .transposed = by_column}, nullptr);
+  });
+  report("both: tensorwise from scratch", 6, [&](int i) {
+    zero_amax(tensor, 1, nullptr);
+    amax({in(i), tensor, nullptr, nullptr}, nullptr);
+    cast({.x = in(i), .rows = whole, .transposed = whole_t}, nullptr);
+  });
+  for (auto* p : x) CHECK_CUDA(cudaFree(p));
+  CHECK_CUDA(cudaFree(q));
+  CHECK_CUDA(cudaFree(codes));
+  CHECK_CUDA(cudaFree(amaxes));
+  CHECK_CUDA(cudaFree(scales));
+}
+
+}  // namespace
+}  // namespace octavo::gpu
+
+int main(int argc, char** argv) {
+  const int repetitions = argc > 1 ? std::atoi(argv[1]) : 31;
+  std::vector<std::uint16_t> values(16 * 1024 * 1024 - 3);
+  std::mt19937 random(1);
+  for (auto& v : values) v = static_cast<std::uint16_t>((random() & 0x81FF) | 0x3E00);
+  cudaDeviceProp device;
+  if (cudaGetDeviceProperties(&device, 0) != cudaSuccess) {
+    std::fprintf(stderr, "gpu_quantize_bench: no GPU on this machine\n");
+    return 2;
+  }
+  std::printf("%s, %d repetitions, bf16 in, e4m3fn out; bytes counted: the fewest of the method\n",
+              device.name, repetitions);
+  for (const auto& [M, K] :
+       {std::pair{16384, 4096}, {16384, 14336}, {32768, 7168}, {4096, 14336}, {4096, 2048}}) {
+    octavo::gpu::bench(M, K, repetitions, values);
+  }
+}

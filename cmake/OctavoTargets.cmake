@@ -4,7 +4,7 @@
 #   -fPIC everywhere (CMake would give executables -fPIE, which GCC refuses a header built with);
 #   -ffp-contract=off because GCC fuses a*b+c wherever FMA exists, and then the same source gives
 #   other bits on other CPUs.
-add_compile_options(-fPIC -ffp-contract=off -Wall -Wextra -Werror)
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fPIC;-ffp-contract=off;-Wall;-Wextra;-Werror>")
 
 # octavo_sources(VAR FOLDER...): every .cpp below the named folders of octavo/.
 function(octavo_sources variable)

@@ -63,8 +63,37 @@ OCTAVO_DEVICE void swap_if(bool condition, std::uint32_t& a, std::uint32_t& b) {
   b = condition ? old : b;
 }
 
-OCTAVO_DEVICE float factor_of(std::uint32_t codes, int i) {
-  return inv_scale_e8m0(static_cast<std::uint8_t>(codes >> (8 * i)));
+// The factors of four codes. Powers of two, 2^-127 and NaN are exact in bf16, so two travel in a
+// word.
+struct FourFactors {
+  std::uint32_t word[2];
+
+  OCTAVO_DEVICE FourFactors() : word{0, 0} {}
+  OCTAVO_DEVICE explicit FourFactors(std::uint32_t codes) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      word[i] = byte_permute<0x7632>(bits(codes >> (16 * i)), bits(codes >> (16 * i + 8)));
+    }
+  }
+  OCTAVO_DEVICE FourFactors from_lane_xor(int mask) const {
+    FourFactors other;
+    other.word[0] = shuffle_xor(word[0], mask);
+    other.word[1] = shuffle_xor(word[1], mask);
+    return other;
+  }
+  OCTAVO_DEVICE float operator[](int i) const {
+    return internal::float_of(i % 2 == 0 ? word[i / 2] << 16 : word[i / 2] & 0xFFFF0000u);
+  }
+
+ private:
+  OCTAVO_DEVICE static std::uint32_t bits(std::uint32_t code) {
+    return internal::bits_of(inv_scale_e8m0(static_cast<std::uint8_t>(code)));
+  }
+};
+
+OCTAVO_DEVICE void swap_if(bool condition, FourFactors& a, FourFactors& b) {
+  swap_if(condition, a.word[0], b.word[0]);
+  swap_if(condition, a.word[1], b.word[1]);
 }
 
 // A 1x32 block is four lanes of a row, a 32x1 block two lanes of a column: all reductions stay in
@@ -82,7 +111,7 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T,
 
   ThreadTile<T> v;
   load_tile<T, A>(v, p.x, m, k);
-  std::uint32_t row_word[4] = {}, column_word[2] = {};  // codes of this thread's rows and columns
+  FourFactors row_factors[4], column_factors[2];
   if (p.rows.data) {
     RowAmax<T> amax(v);
     constexpr int kWords = RowAmax<T>::kWords;
@@ -90,42 +119,42 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T,
     // This lane now holds four consecutive rows, group `mine`; the other groups are its three
     // neighbours', two lane bits away in reversed order.
     const int mine = (at.lane & 1) << 1 | (at.lane >> 1 & 1);
-    row_word[0] = four_codes<T>(amax.word, encoder.format(), p.rounding);
+    const std::uint32_t codes = four_codes<T>(amax.word, encoder.format(), p.rounding);
     const int block = at.column / kBlock;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      row_codes[at.row + 4 * mine + i][block] = static_cast<std::uint8_t>(row_word[0] >> (8 * i));
+      row_codes[at.row + 4 * mine + i][block] = static_cast<std::uint8_t>(codes >> (8 * i));
     }
-    row_word[1] = shuffle_xor(row_word[0], 2);
-    row_word[2] = shuffle_xor(row_word[0], 1);
-    row_word[3] = shuffle_xor(row_word[0], 3);
-    swap_if(mine & 1, row_word[0], row_word[1]);
-    swap_if(mine & 1, row_word[2], row_word[3]);
-    swap_if(mine & 2, row_word[0], row_word[2]);
-    swap_if(mine & 2, row_word[1], row_word[3]);
+    row_factors[0] = FourFactors(codes);
+    row_factors[1] = row_factors[0].from_lane_xor(2);
+    row_factors[2] = row_factors[0].from_lane_xor(1);
+    row_factors[3] = row_factors[0].from_lane_xor(3);
+    swap_if(mine & 1, row_factors[0], row_factors[1]);
+    swap_if(mine & 1, row_factors[2], row_factors[3]);
+    swap_if(mine & 2, row_factors[0], row_factors[2]);
+    swap_if(mine & 2, row_factors[1], row_factors[3]);
   }
   if (p.transposed.data) {
     ColumnAmax<T> amax(v);
     constexpr int kWords = Packed<T>::kWords;
     spread_merge<T, kWords, 3, 1>(amax.word, at.lane);
     const int mine = at.lane >> 3 & 1;  // this lane holds columns 4 * mine .. 4 * mine + 3
-    column_word[0] = four_codes<T>(amax.word, encoder.format(), p.rounding);
+    const std::uint32_t codes = four_codes<T>(amax.word, encoder.format(), p.rounding);
     const int block = at.row / kBlock;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      column_codes[at.column + 4 * mine + i][block] =
-          static_cast<std::uint8_t>(column_word[0] >> (8 * i));
+      column_codes[at.column + 4 * mine + i][block] = static_cast<std::uint8_t>(codes >> (8 * i));
     }
-    column_word[1] = shuffle_xor(column_word[0], 8);
-    swap_if(mine, column_word[0], column_word[1]);
+    column_factors[0] = FourFactors(codes);
+    column_factors[1] = column_factors[0].from_lane_xor(8);
+    swap_if(mine, column_factors[0], column_factors[1]);
   }
   if (is_present<A>(p.x, m, k)) {
     float row_factor[kThreadRows], column_factor[kThreadColumns];
 #pragma unroll
-    for (int r = 0; r < kThreadRows; ++r) row_factor[r] = factor_of(row_word[r / 4], r % 4);
+    for (int r = 0; r < kThreadRows; ++r) row_factor[r] = row_factors[r / 4][r % 4];
 #pragma unroll
-    for (int c = 0; c < kThreadColumns; ++c)
-      column_factor[c] = factor_of(column_word[c / 4], c % 4);
+    for (int c = 0; c < kThreadColumns; ++c) column_factor[c] = column_factors[c / 4][c % 4];
     convert_and_store<T, Encoder, A>(v, encoder, row_factor, column_factor, p.rows, p.transposed,
                                      p.x, m, k);
   }

@@ -156,29 +156,30 @@ OCTAVO_DEVICE void convert_and_store(const ThreadTile<T>& tile, const Encoder& e
                                      const float* row_factor, const float* column_factor,
                                      const Sink& rows_out, const Sink& transposed_out,
                                      const Source& x, std::int64_t m, std::int64_t k) {
-  if (rows_out.data) {
+  // One loop for both layouts: every element is widened once.
+  float c[kThreadColumns] = {};
+  if (transposed_out.data) {
 #pragma unroll
-    for (int r = 0; r < kThreadRows; ++r) {
-      const Vec8<T>& v = tile.row[r];
+    for (int i = 0; i < kThreadColumns; ++i) c[i] = column_factor[i];
+  }
+  std::uint32_t words[2][kThreadRows];
+#pragma unroll
+  for (int r = 0; r < kThreadRows; ++r) {
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = tile.row[r][i];
+    if (rows_out.data) {
       const float f = row_factor[r];
       store_row<A>(rows_out, x.rows, x.columns, m + r, k,
                    {encoder(v[0] * f, v[1] * f, v[2] * f, v[3] * f),
                     encoder(v[4] * f, v[5] * f, v[6] * f, v[7] * f)});
     }
-  }
-  if (transposed_out.data) {
-    std::uint32_t words[2][kThreadRows];
-    float f[kThreadColumns];
-#pragma unroll
-    for (int c = 0; c < kThreadColumns; ++c) f[c] = column_factor[c];
-#pragma unroll
-    for (int r = 0; r < kThreadRows; ++r) {
-      const Vec8<T>& v = tile.row[r];
-      words[0][r] = encoder(v[0] * f[0], v[1] * f[1], v[2] * f[2], v[3] * f[3]);
-      words[1][r] = encoder(v[4] * f[4], v[5] * f[5], v[6] * f[6], v[7] * f[7]);
+    if (transposed_out.data) {
+      words[0][r] = encoder(v[0] * c[0], v[1] * c[1], v[2] * c[2], v[3] * c[3]);
+      words[1][r] = encoder(v[4] * c[4], v[5] * c[5], v[6] * c[6], v[7] * c[7]);
     }
-    store_transposed<A>(transposed_out, x.rows, x.columns, m, k, words);
   }
+  if (transposed_out.data) store_transposed<A>(transposed_out, x.rows, x.columns, m, k, words);
 }
 
 /// fp32 to FP8 in a format fixed when the kernel is compiled.

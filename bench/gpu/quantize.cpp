@@ -2,7 +2,7 @@
 //
 // One table: kernel, shape, microseconds, GB/s counting the fewest bytes the method needs for a
 // bf16 element, and the share of the best copy measured on the same shape. Events, medians,
-// three rotated inputs. Usage: gpu_quantize_bench [repetitions]
+// three rotated inputs. Usage: bench_gpu_quantize [repetitions]
 
 #include <cuda_runtime.h>
 
@@ -160,7 +160,7 @@ int main(int argc, char** argv) {
   for (auto& v : values) v = static_cast<std::uint16_t>((random() & 0x81FF) | 0x3E00);
   cudaDeviceProp device;
   if (cudaGetDeviceProperties(&device, 0) != cudaSuccess) {
-    std::fprintf(stderr, "gpu_quantize_bench: no GPU on this machine\n");
+    std::fprintf(stderr, "bench_gpu_quantize: no GPU on this machine\n");
     return 2;
   }
   std::printf("%s, %d repetitions, bf16 in, e4m3fn out; bytes counted: the fewest of the method\n",

@@ -152,7 +152,8 @@ TEST(GpuCast, EveryMidpointInFp32) {
     while (values.size() < 16384) values.push_back(internal::float_of(random()));
     DeviceBuffer x(4 * values.size()), q(values.size()), a(4);
     x.upload(values.data());
-    a.upload(&kFormatLimits[static_cast<int>(format)].max);
+    const float amax = limits(format).max;
+    a.upload(&amax);
     cast({.x = {x.get(), DType::kFP32, 128, 128, 128, 1},
           .rows = {q.get<std::uint8_t>(), a.get<float>(), false, nullptr},
           .format = format},

@@ -238,16 +238,15 @@ OCTAVO_DEVICE float scale_on_device(float inv_scale) {
   return divide_rn(1.0f, inv_scale);
 }
 
-/// Where a block's tile begins. Blocks walk along K first, from the last rows to the first, so that
-/// a second pass over x begins with what the first one left in L2.
+/// Where a block's tile begins. Blocks walk along K first: along M, or in squares, both layouts
+/// are written 2-3% more slowly.
 struct TileOrigin {
   std::int64_t m, k;
 
   OCTAVO_DEVICE explicit TileOrigin(const Source& x) {
     const unsigned tiles_k = static_cast<unsigned>((x.columns + kTile - 1) / kTile);
-    const unsigned tile = gridDim.x - 1 - blockIdx.x;
-    m = static_cast<std::int64_t>(tile / tiles_k) * kTile;
-    k = static_cast<std::int64_t>(tile % tiles_k) * kTile;
+    m = static_cast<std::int64_t>(blockIdx.x / tiles_k) * kTile;
+    k = static_cast<std::int64_t>(blockIdx.x % tiles_k) * kTile;
   }
 };
 

@@ -179,6 +179,7 @@ template <Format F>
 OCTAVO_DEVICE float prepare_cast(float x) {
   constexpr float max = limits(F).max;
   if (x != x) return __builtin_nanf("");
+  // fminf and fmaxf drop NaN: the line above has returned it already.
   return __builtin_fminf(__builtin_fmaxf(x, -max), max);
 }
 #endif

@@ -1,0 +1,165 @@
+// How much of the signal FP8 keeps: outputs and gradients of one linear layer and of a SwiGLU FFN
+// against fp64, normal inputs, fixed shapes and seeds, for every recipe, flavour and MX rounding.
+// The bounds pin the formats' precision; that the products themselves are right to 100 dB is
+// tests/gemm/scaled_mm_test.cpp's.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "octavo/ops/float8_linear.h"
+
+namespace octavo {
+namespace {
+
+// 10 log10(signal / noise); NaN if either tensor holds one, so compare as snr >= bound.
+double snr_db(const at::Tensor& actual, const at::Tensor& exact) {
+  const at::Tensor reference = exact.to(at::kDouble);
+  const double signal = reference.square().sum().item<double>();
+  const double noise = (actual.to(at::kDouble) - reference).square().sum().item<double>();
+  if (noise == 0.0) return std::numeric_limits<double>::infinity();
+  return 10.0 * std::log10(signal / noise);
+}
+
+at::Tensor normal(at::IntArrayRef sizes, std::int64_t seed) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(seed));
+  return at::randn(sizes, generator, at::TensorOptions().dtype(at::kDouble));
+}
+
+struct Named {
+  std::string name;
+  at::Tensor tensor;
+};
+
+// Inputs and weights as leaves of `dtype`.
+std::vector<at::Tensor> leaves(const std::vector<at::Tensor>& values, at::ScalarType dtype) {
+  std::vector<at::Tensor> out;
+  for (const at::Tensor& value : values) {
+    out.push_back(value.to(dtype, /*non_blocking=*/false, /*copy=*/true).set_requires_grad(true));
+  }
+  return out;
+}
+
+using Layer = at::Tensor (*)(const std::vector<at::Tensor>& inputs, const Recipe* recipe);
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const Recipe* recipe) {
+  if (recipe == nullptr) return at::matmul(x, w.t());
+  return float8_linear(x, w, std::nullopt, *recipe);
+}
+
+at::Tensor one_linear(const std::vector<at::Tensor>& inputs, const Recipe* recipe) {
+  return linear(inputs[0], inputs[1], recipe);
+}
+
+at::Tensor swiglu_ffn(const std::vector<at::Tensor>& inputs, const Recipe* recipe) {
+  const at::Tensor gate = linear(inputs[0], inputs[1], recipe);
+  const at::Tensor up = linear(inputs[0], inputs[2], recipe);
+  return linear(at::silu(gate) * up, inputs[3], recipe);
+}
+
+struct Problem {
+  Layer layer;
+  std::vector<std::string> names;
+  std::vector<at::Tensor> values;
+  at::Tensor dy;
+};
+
+// The output and the gradient of every input, named.
+std::vector<Named> run(const Problem& problem, at::ScalarType dtype, const Recipe* recipe) {
+  const auto inputs = leaves(problem.values, dtype);
+  const at::Tensor y = problem.layer(inputs, recipe);
+  y.backward(problem.dy.to(dtype));
+  std::vector<Named> out{{"y", y.detach()}};
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    out.push_back({"d" + problem.names[i], inputs[i].grad()});
+  }
+  return out;
+}
+
+// No product of two e4m3 operands of normal numbers keeps more; see cases().
+constexpr double kMostOfFp8 = 31.5;
+
+struct Case {
+  std::string recipe;
+  double linear_output, linear_gradient, ffn_output, ffn_gradient;
+};
+
+// Bounds in dB. One e4m3 operand of normal numbers keeps 31.5 dB and a product of two 28.5; e5m2
+// has one bit less, so 25.5 and 24.5. Three products in a row and their gradients lose about 5 dB
+// more. MX FLOOR clips the largest value of many blocks.
+std::vector<Case> cases() {
+  std::vector<Case> out;
+  const auto add = [&](const std::string& recipe) {
+    const bool e5m2 = recipe.starts_with("tensorwise");
+    const bool floor = recipe.find("floor") != std::string::npos;
+    const double ffn = floor ? 21.0 : 22.0;
+    out.push_back({recipe, 27.0, e5m2 ? 23.0 : 27.0, ffn, e5m2 ? 19.0 : ffn});
+  };
+  for (const char* name : {"tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"}) {
+    add(std::string(name) + "(flavour=ocp)");
+    add(std::string(name) + "(flavour=fnuz)");
+  }
+  for (const char* rounding : {"rceil", "floor", "ceil", "even"}) {
+    add("mxfp8(mx_rounding=" + std::string(rounding) + ")");
+  }
+  for (const std::string& name : recipe_names()) {
+    if (name != "rowwise_with_gw_hp") add(name + "(gw_high_precision=true)");
+  }
+  return out;
+}
+
+void check(const Problem& problem, const std::vector<Named>& exact, const std::string& recipe_text,
+           double output_bound, double gradient_bound) {
+  const Recipe recipe = Recipe::parse(recipe_text);
+  const auto fp8 = run(problem, at::kFloat, &recipe);
+  std::string line;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    const double snr = snr_db(fp8[i].tensor, exact[i].tensor);
+    const double bound = i == 0 ? output_bound : gradient_bound;
+    EXPECT_TRUE(snr >= bound) << recipe_text << ": " << exact[i].name << " has " << snr
+                              << " dB, expected at least " << bound;
+    // The other side: what ran in high precision by mistake would have over 100 dB.
+    const bool high_precision = problem.layer == one_linear && exact[i].name == "dw" &&
+                                recipe.resolve(Flavour::kOCP).dw.high_precision();
+    EXPECT_TRUE(high_precision ? snr >= 100.0 : snr <= kMostOfFp8)
+        << recipe_text << ": " << exact[i].name << " has " << snr << " dB, expected "
+        << (high_precision ? "a product in high precision" : "FP8");
+    char text[64];
+    std::snprintf(text, sizeof text, "  %s %.1f", exact[i].name.c_str(), snr);
+    line += text;
+  }
+  std::printf("%-36s%s\n", recipe_text.c_str(), line.c_str());
+}
+
+TEST(Snr, OneLinear) {
+  const std::int64_t M = 384, K = 512, N = 320;
+  const Problem problem{one_linear,
+                        {"x", "w"},
+                        {normal({M, K}, 1), normal({N, K}, 2) / std::sqrt(double(K))},
+                        normal({M, N}, 3)};
+  const auto exact = run(problem, at::kDouble, nullptr);
+  for (const Case& c : cases()) {
+    check(problem, exact, c.recipe, c.linear_output, c.linear_gradient);
+  }
+}
+
+TEST(Snr, SwiGluFfn) {
+  const std::int64_t M = 384, D = 256, F = 640;
+  const double up = 1.0 / std::sqrt(double(D)), down = 1.0 / std::sqrt(double(F));
+  const Problem problem{
+      swiglu_ffn,
+      {"x", "w_gate", "w_up", "w_down"},
+      {normal({M, D}, 1), normal({F, D}, 2) * up, normal({F, D}, 3) * up, normal({D, F}, 4) * down},
+      normal({M, D}, 5)};
+  const auto exact = run(problem, at::kDouble, nullptr);
+  for (const Case& c : cases()) check(problem, exact, c.recipe, c.ffn_output, c.ffn_gradient);
+}
+
+}  // namespace
+}  // namespace octavo

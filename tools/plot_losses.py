@@ -3,10 +3,10 @@
 
     plot_losses.py OUT.png RUN_DIR...
 
-Each RUN_DIR holds metrics.jsonl (lines with "step" and "loss", and lines with "step" and
-"validation_loss") and summary.json (with "recipe" and "flavour"), as `octavo train` writes them.
-The run whose recipe is high_precision is the one the others are measured against; without one the
-lower panel is left out.
+Each RUN_DIR holds what `octavo train` writes: metrics.jsonl (lines with "event": "train" or
+"validation", "step" and "loss") and summary.json (with "recipe" and "flavour"). The folder of
+`octavo compare` stands for the runs below it. The run whose recipe is high_precision is the one the
+others are measured against; without one the lower panel is left out.
 """
 
 import argparse
@@ -45,11 +45,17 @@ class Run:
     validation: list = field(default_factory=list)  # (step, loss)
 
     @property
+    def name(self):
+        """The recipe's family: rowwise for rowwise(flavour=fnuz)."""
+        return self.recipe.split("(")[0]
+
+    @property
     def label(self):
-        name = self.recipe.replace("(", "\n(")  # the fields of a varied recipe get their own line
-        if self.recipe != HIGH_PRECISION and self.flavour not in ("", "ocp", "auto"):
-            name += f", {self.flavour.upper()}"
-        return name
+        fields = self.recipe[len(self.name):].strip("()").split(",")
+        fields = [f for f in fields if f and not f.startswith("flavour=")]
+        flavour = ", FNUZ" if self.flavour == "fnuz" else ""
+        # The fields of a varied recipe get their own line.
+        return self.name + flavour + (f"\n({', '.join(fields)})" if fields else "")
 
     @property
     def diverged_at(self):
@@ -74,21 +80,38 @@ def read_run(folder):
         run = Run(folder, str(summary["recipe"]), str(summary.get("flavour") or "").lower())
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         fail(f"{summary_path} is not a run's summary ({error!r})")
+    training, validation = {}, {}
     for number, line in enumerate(metrics_path.read_text().splitlines(), 1):
         try:
             entry = json.loads(line)
-            if "loss" in entry:
-                run.steps.append(int(entry["step"]))
-                # A diverged run's loss is written as null or NaN: a hole in the curve.
+            curve = {"train": training, "validation": validation}.get(entry["event"])
+            if curve is not None:
+                # After a resume a step may come twice: the later line holds. A loss that is not
+                # finite is null: a hole in the curve.
                 loss = entry["loss"]
-                run.losses.append(math.nan if loss is None else float(loss))
-            elif entry.get("validation_loss") is not None:
-                run.validation.append((int(entry["step"]), float(entry["validation_loss"])))
+                curve[int(entry["step"])] = math.nan if loss is None else float(loss)
         except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-            fail(f"{metrics_path}, line {number}: {error}")
+            fail(f"{metrics_path}, line {number} is not a line of metrics ({error!r})")
+    run.steps, run.losses = sorted(training), [training[step] for step in sorted(training)]
+    run.validation = [(s, v) for s, v in sorted(validation.items()) if math.isfinite(v)]
     if not run.steps:
         fail(f"{metrics_path} holds no losses")
     return run
+
+
+def run_folders(folder):
+    """The folder itself, or the finished runs below it where it is a comparison's."""
+    if (folder / "metrics.jsonl").exists() or not folder.is_dir():
+        return [folder]
+    below = sorted(path.parent for path in folder.glob("*/metrics.jsonl"))
+    unfinished = [path for path in below if not (path / "summary.json").exists()]
+    for path in unfinished:
+        print(f"plot_losses.py: left out {path}: it has no summary.json, so it is not finished",
+              file=sys.stderr)
+    finished = [path for path in below if path not in unfinished]
+    if not finished:
+        fail(f"{folder} holds no finished run and no runs below it")
+    return finished
 
 
 def smooth(values, width):
@@ -124,10 +147,9 @@ def validation_gap(run, base):
 def colours_of(runs):
     colours, spare = {}, list(OTHER_COLOURS)
     for run in runs:
-        name = run.recipe.split("(")[0]
-        if name not in colours:
-            colours[name] = COLOURS.get(name) or (spare.pop(0) if spare else "#444444")
-    return {id(run): colours[run.recipe.split("(")[0]] for run in runs}
+        if run.name not in colours:
+            colours[run.name] = COLOURS.get(run.name) or (spare.pop(0) if spare else "#444444")
+    return {id(run): colours[run.name] for run in runs}
 
 
 def label_ends(axes, ends):
@@ -185,7 +207,7 @@ def draw_losses(axes, runs, colours, width):
     low, high = (min(finite), max(finite)) if finite else (0, 1)
     margin = 0.06 * (high - low or 1)
     axes.set_ylim(low - margin, high + margin)
-    axes.set_ylabel("loss (nats)")
+    axes.set_ylabel("loss (nats per token)")
     dots = "; dots: validation loss" if any(r.validation for r in runs) else ""
     axes.set_title(f"Training loss{dots}", loc="left", fontsize=10.5, color="#555555")
     label_ends(axes, ends)
@@ -195,7 +217,7 @@ def draw_gaps(axes, base, others, colours, width):
     """Returns each run's final gap, of the validation loss where both have one."""
     axes.axhspan(-1, 1, color="#F1F1F1", zorder=0)
     axes.axhline(0, color=COLOURS[HIGH_PRECISION], linewidth=2.4, zorder=3)
-    ends, everything, finals, with_dots = [], [1.0], [], False
+    ends, everything, finals, all_dots = [], [1.0], [], []
     for run in others:
         steps, gaps = training_gap(run, base, width)
         dots = validation_gap(run, base)
@@ -208,18 +230,19 @@ def draw_gaps(axes, base, others, colours, width):
         else:
             finals.append(dots[-1][1] if dots else height)
             height = finals[-1]
-        with_dots = with_dots or bool(dots)
         number = "not finite" if math.isnan(finals[-1]) else f"{finals[-1]:+.2f}%"
         ends.append((height, f"{run.label} {number}", colours[id(run)]))
-        if dots:
-            axes.plot(*zip(*dots), color=colours[id(run)], **(DOTS | {"clip_on": True}))
+        all_dots += [(*dot, colours[id(run)]) for dot in dots]
     # A run far away must not flatten the others: the panel ends at 5%.
     reach = min(max(everything), 5.0) * 1.12
+    for step, gap, colour in all_dots:
+        if abs(gap) <= reach:
+            axes.plot(step, gap, color=colour, **DOTS)
     axes.set_ylim(-reach, reach)
     axes.set_ylabel("gap to high precision (%)")
     axes.set_title("100 (loss / high-precision loss − 1). Lines: training loss, means of "
                    f"{width} logged steps"
-                   + ("; dots, numbers: validation" if with_dots else "") + ". Grey: within 1%",
+                   + ("; dots, numbers: validation" if all_dots else "") + ". Grey: within 1%",
                    loc="left", fontsize=9.5, color="#555555")
     label_ends(axes, ends)
     return finals
@@ -267,7 +290,8 @@ def main(arguments=None):
     parser.add_argument("out", type=pathlib.Path, metavar="OUT.png")
     parser.add_argument("runs", type=pathlib.Path, nargs="+", metavar="RUN_DIR")
     options = parser.parse_args(arguments)
-    draw([read_run(folder) for folder in options.runs], options.out)
+    folders = [run for folder in options.runs for run in run_folders(folder)]
+    draw([read_run(folder) for folder in folders], options.out)
 
 
 if __name__ == "__main__":

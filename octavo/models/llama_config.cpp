@@ -35,7 +35,7 @@ const std::vector<std::pair<std::string, LlamaConfig>>& presets() {
         .kv_heads = 2,
         .hidden = 192,
         .max_sequence = 1024}},
-      // 1.7M: learns Shakespeare's bytes in minutes on two cores.
+      // 1.6M: learns Shakespeare's bytes in minutes on two cores.
       {"demo",
        {.vocabulary = 256,
         .dim = 256,

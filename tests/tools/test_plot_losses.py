@@ -17,10 +17,12 @@ spec.loader.exec_module(plot_losses)
 
 def write_run(folder, recipe, flavour, losses, validation=None):
     folder.mkdir()
-    lines = [{"step": i + 1, "loss": v, "lr": 1e-3, "tokens_per_second": 9.0, "seconds": 0.1,
-              "grad_norm": 1.0} for i, v in enumerate(losses)]
+    lines = [{"event": "start", "step": 0, "recipe": recipe, "config": {}}]
+    lines += [{"event": "train", "step": i + 1, "loss": v, "lr": 1e-3, "gradient_norm": 1.0,
+               "seconds": 0.1, "tokens_per_second": 9.0} for i, v in enumerate(losses)]
+    lines.append({"event": "checkpoint", "step": len(losses)})
     if validation is not None:
-        lines.append({"step": len(losses), "validation_loss": validation})
+        lines.append({"event": "validation", "step": len(losses), "loss": validation})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "summary.json").write_text(json.dumps({"recipe": recipe, "flavour": flavour}))
     return folder
@@ -30,9 +32,9 @@ def write_run(folder, recipe, flavour, losses, validation=None):
 def folders(tmp_path):
     base = [2 + 3 * math.exp(-i / 20) for i in range(100)]
     return [
-        write_run(tmp_path / "base", "high_precision", None, base, 2.0),
+        write_run(tmp_path / "base", "high_precision", "none", base, 2.0),
         write_run(tmp_path / "half", "rowwise", "ocp", [v * 1.005 for v in base], 2.004),
-        write_run(tmp_path / "fnuz", "tensorwise", "fnuz", [v * 0.99 for v in base]),
+        write_run(tmp_path / "fnuz", "tensorwise(flavour=fnuz)", "fnuz", [v * 0.99 for v in base]),
         write_run(tmp_path / "lost", "mxfp8(mx_rounding=floor)", "ocp",
                   base[:40] + [float("nan")] * 60),
     ]
@@ -46,13 +48,30 @@ def test_gaps(folders):
         assert gaps == pytest.approx([0.5] * 100)
         assert plot_losses.training_gap(fnuz, base, width)[1] == pytest.approx([-1.0] * 100)
     assert plot_losses.validation_gap(half, base) == [(100, pytest.approx(0.2))]
-    assert (half.label, fnuz.label) == ("rowwise", "tensorwise, FNUZ")
+    assert [run.label for run in (base, half, fnuz, lost)] == [
+        "high_precision", "rowwise", "tensorwise, FNUZ", "mxfp8\n(mx_rounding=floor)"]
     assert lost.diverged_at == 41 and half.diverged_at is None
 
 
 def test_smooth_is_a_centred_mean_without_holes():
     nan = math.nan
     assert plot_losses.smooth([1, 2, 6, nan, 4], 3) == [1.5, 3.0, 4.0, 5.0, 4.0]
+
+
+def test_after_a_resume_the_later_line_of_a_step_holds(folders):
+    with open(folders[1] / "metrics.jsonl", "a") as metrics:
+        metrics.write('{"event": "resume", "step": 98}\n{"event": "train", "step": 99, "loss": 7}\n')
+    run = plot_losses.read_run(folders[1])
+    assert run.steps == list(range(1, 101)) and run.losses[98] == 7.0
+
+
+def test_a_comparison_stands_for_its_finished_runs(folders, tmp_path, capsys):
+    (tmp_path / "summary.json").write_text("[]")
+    (folders[2] / "summary.json").unlink()
+    assert plot_losses.run_folders(tmp_path) == sorted(
+        folder for folder in folders if folder != folders[2])
+    assert str(folders[2]) in capsys.readouterr().err
+    assert plot_losses.run_folders(folders[0]) == [folders[0]]
 
 
 def test_headline(folders):
@@ -73,9 +92,9 @@ def test_picture(folders, tmp_path, chosen, height):
 
 
 @pytest.mark.parametrize("break_it, message", [
-    (lambda f: (f / "metrics.jsonl").unlink(), "metrics.jsonl is missing"),
+    (lambda f: (f / "metrics.jsonl").unlink(), "half holds no finished run"),
     (lambda f: (f / "summary.json").write_text("{}"), "summary.json is not a run's summary"),
-    (lambda f: (f / "metrics.jsonl").write_text('{"step": 1, "loss": 2}\n{"ste'), "line 2"),
+    (lambda f: (f / "metrics.jsonl").write_text('{"event": "start"}\n{"eve'), "line 2"),
     (lambda f: (f / "metrics.jsonl").write_text(""), "holds no losses"),
 ])
 def test_errors_are_one_line(folders, tmp_path, break_it, message):

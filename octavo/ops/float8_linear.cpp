@@ -33,19 +33,26 @@ at::Tensor with_leading_sizes_of(const at::Tensor& matrix, const at::Tensor& lik
   return matrix.view(sizes);
 }
 
-// FP8 data and e8m0 scales as the uint8 tensors that cross the dispatcher, and back.
+// What crosses the dispatcher: FP8 data and e8m0 scales as uint8, scales flat.
 at::Tensor to_bytes(const at::Tensor& tensor) {
   return tensor.element_size() == 1 ? tensor.view(at::kByte) : tensor;
 }
 
-ScaledTensor from_bytes(const at::Tensor& bytes, const at::Tensor& scale, const LayoutSpec& spec) {
+at::Tensor scale_bytes(const ScaledTensor& matrix) {
+  return to_bytes(flatten_scale(matrix.scale, matrix.granularity));
+}
+
+// A layout (rows, columns) from what crossed; `scale_name` for errors.
+ScaledTensor from_bytes(const char* scale_name, const at::Tensor& bytes, const at::Tensor& scale,
+                        const LayoutSpec& spec) {
+  const std::int64_t rows = bytes.size(0), columns = bytes.size(1);
   ScaledTensor out;
   out.data = bytes.view(scalar_type(spec.format));
-  out.scale = in_default_layout(scale, spec.granularity);
+  out.scale = unflatten_scale(scale_name, scale, spec.granularity, rows, columns);
   if (spec.granularity.mx) out.scale = out.scale.view(at::kFloat8_e8m0fnu);
   out.granularity = spec.granularity;
   out.scale_layout = default_scale_layout(spec.granularity);
-  out.logical_sizes = {bytes.size(0), bytes.size(1)};
+  out.logical_sizes = {rows, columns};
   return out;
 }
 
@@ -89,9 +96,9 @@ ForwardResult forward_kernel(const at::Tensor& x, const at::Tensor& w,
                                   .fast_accumulation = spec.forward.fast_accumulation});
   return {with_leading_sizes_of(y, x),
           keep_x ? to_bytes(x_fp8.transposed.data) : nothing(x, at::kByte),
-          keep_x ? to_bytes(x_fp8.transposed.scale) : nothing(x, at::kFloat),
+          keep_x ? scale_bytes(x_fp8.transposed) : nothing(x, at::kFloat),
           keep_w ? to_bytes(w_fp8.transposed.data) : nothing(x, at::kByte),
-          keep_w ? to_bytes(w_fp8.transposed.scale) : nothing(x, at::kFloat)};
+          keep_w ? scale_bytes(w_fp8.transposed) : nothing(x, at::kFloat)};
 }
 
 BackwardResult backward_kernel(const at::Tensor& dy, const std::optional<at::Tensor>& x,
@@ -111,7 +118,7 @@ BackwardResult backward_kernel(const at::Tensor& dy, const std::optional<at::Ten
 
   at::Tensor dx = nothing(dy, dy.scalar_type());
   if (w) {
-    const ScaledTensor w_KN = w_scale ? from_bytes(*w, *w_scale, *spec.dx.b)
+    const ScaledTensor w_KN = w_scale ? from_bytes("w_scale", *w, *w_scale, *spec.dx.b)
                                       : quantize_operand(*w, {.transposed = spec.dx.b}).transposed;
     dx = with_leading_sizes_of(
         scaled_mm(dy_fp8.rows, w_KN,
@@ -121,7 +128,7 @@ BackwardResult backward_kernel(const at::Tensor& dy, const std::optional<at::Ten
 
   at::Tensor dw = nothing(dy, dw_dtype);
   if (dw_fp8) {
-    dw = scaled_mm(dy_fp8.transposed, from_bytes(*x, *x_scale, *spec.dw.b),
+    dw = scaled_mm(dy_fp8.transposed, from_bytes("x_scale", *x, *x_scale, *spec.dw.b),
                    {.out_dtype = dw_dtype, .fast_accumulation = spec.dw.fast_accumulation});
   } else if (x) {
     dw = at::mm(dy_MN.t(), as_matrix(*x));  // (N, M) . (M, K), in dy's dtype

@@ -51,11 +51,9 @@ ForwardResult forward_meta(const at::Tensor& x, const at::Tensor& w,
   const bool keep_x = need_dw && !spec.dw.high_precision();
   const bool keep_w = need_dx && keep_weight_transposed;
   return {empty_like_with_columns(x, n), keep_x ? empty_bytes(x, k, m) : nothing(x, at::kByte),
-          keep_x ? empty_scale_meta(x, spec.dw.b->granularity, k, m, E8m0As::kByte)
-                 : nothing(x, at::kFloat),
+          keep_x ? empty_flat_scale_meta(x, spec.dw.b->granularity, k, m) : nothing(x, at::kFloat),
           keep_w ? empty_bytes(x, k, n) : nothing(x, at::kByte),
-          keep_w ? empty_scale_meta(x, spec.dx.b->granularity, k, n, E8m0As::kByte)
-                 : nothing(x, at::kFloat)};
+          keep_w ? empty_flat_scale_meta(x, spec.dx.b->granularity, k, n) : nothing(x, at::kFloat)};
 }
 
 BackwardResult backward_meta(const at::Tensor& dy, const std::optional<at::Tensor>& x,

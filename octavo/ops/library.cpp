@@ -12,8 +12,9 @@ TORCH_LIBRARY(octavo, m) {
   // The same, with what backward needs as explicit outputs:
   //   x_bytes (K, M), x_scale: x transposed, where need_dw and the recipe's dw product is in FP8
   //   w_bytes (K, N), w_scale: w transposed, where need_dx and keep_weight_transposed
-  // and empty (0) tensors otherwise. FP8 data and e8m0 scales cross as uint8: torch 2.11 cannot
-  // compare FP8 tensors (allclose), so opcheck could not test an operator that takes them.
+  // and empty (0) tensors otherwise. Scales are flat, in memory order (ops/scale_layout.h). FP8
+  // data and e8m0 scales cross as uint8: torch 2.11 cannot compare FP8 tensors (allclose), so
+  // opcheck could not test an operator that takes them.
   m.def(
       "float8_linear_forward(Tensor x, Tensor w, Tensor? bias, str recipe, bool need_dx, "
       "bool need_dw, bool keep_weight_transposed) "

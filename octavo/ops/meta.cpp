@@ -15,19 +15,27 @@ c10::SymInt blocks(const c10::SymInt& extent, std::int64_t block) {
 }  // namespace
 
 at::Tensor empty_scale_meta(const at::Tensor& like, const Granularity& granularity,
-                            const c10::SymInt& rows, const c10::SymInt& columns, E8m0As e8m0_as) {
+                            const c10::SymInt& rows, const c10::SymInt& columns) {
   const c10::SymInt r = blocks(rows, granularity.block_rows);
   const c10::SymInt c = blocks(columns, granularity.block_columns);
-  const at::ScalarType e8m0 = e8m0_as == E8m0As::kByte ? at::kByte : at::kFloat8_e8m0fnu;
-  const at::TensorOptions options = like.options().dtype(granularity.mx ? e8m0 : at::kFloat);
+  const at::TensorOptions options =
+      like.options().dtype(granularity.mx ? at::kFloat8_e8m0fnu : at::kFloat);
   switch (default_scale_layout(granularity)) {
     case ScaleLayout::kColumnMajor:
       return at::empty_strided_symint({r, c}, {1, r}, options);
     case ScaleLayout::kPadded4:
-      return at::empty_strided_symint({r, c}, {(c + 3) / 4 * 4, 1}, options);
+      return at::empty_strided_symint({r, c}, {padded4(c), 1}, options);
     default:
       return at::empty_symint({r, c}, options);
   }
+}
+
+at::Tensor empty_flat_scale_meta(const at::Tensor& like, const Granularity& granularity,
+                                 const c10::SymInt& rows, const c10::SymInt& columns) {
+  const c10::SymInt c = blocks(columns, granularity.block_columns);
+  const bool padded = default_scale_layout(granularity) == ScaleLayout::kPadded4;
+  const c10::SymInt count = blocks(rows, granularity.block_rows) * (padded ? padded4(c) : c);
+  return at::empty_symint({count}, like.options().dtype(granularity.mx ? at::kByte : at::kFloat));
 }
 
 }  // namespace octavo::ops

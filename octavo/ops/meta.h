@@ -6,12 +6,13 @@
 
 namespace octavo::ops {
 
-/// The dtype e8m0 scales cross the dispatcher with.
-enum class E8m0As { kFloat8, kByte };
-
 /// An empty tensor of the sizes, strides and dtype quantize_operand gives the scales of an (R, C)
 /// matrix, from symbolic sizes, on the device of `like`.
 at::Tensor empty_scale_meta(const at::Tensor& like, const Granularity& granularity,
-                            const c10::SymInt& rows, const c10::SymInt& columns, E8m0As e8m0_as);
+                            const c10::SymInt& rows, const c10::SymInt& columns);
+
+/// The same as flatten_scale() makes of it, e8m0 as uint8.
+at::Tensor empty_flat_scale_meta(const at::Tensor& like, const Granularity& granularity,
+                                 const c10::SymInt& rows, const c10::SymInt& columns);
 
 }  // namespace octavo::ops

@@ -52,7 +52,7 @@ Result quantize_meta(const at::Tensor& x, std::string_view format, std::string_v
   const bool transposed = parse_transposed("layout", layout);
   const c10::SymInt rows = x.sym_size(transposed ? 1 : 0), columns = x.sym_size(transposed ? 0 : 1);
   return {at::empty_symint({rows, columns}, x.options().dtype(scalar_type(spec.format))),
-          empty_scale_meta(x, spec.granularity, rows, columns, E8m0As::kFloat8)};
+          empty_scale_meta(x, spec.granularity, rows, columns)};
 }
 
 Result quantize_autograd(const at::Tensor& x, std::string_view format, std::string_view granularity,

@@ -2,13 +2,27 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string_view>
+
 #include "octavo/quantize/granularity.h"
 
+/// How scales cross the dispatcher.
 namespace octavo::ops {
 
-/// `scale` in the strides default_scale_layout(granularity) asks for: itself where it has them,
-/// which is always so in eager mode. Tools that clone what crosses the dispatcher (opcheck,
-/// functionalisation) make the padded rows of 128x128 scales dense; then the few scales are copied.
+/// The scales of one layout as a flat tensor in memory order (128x128: with the rows' padding).
+/// float8_linear's operators exchange them so: a tracer asks of every matrix whether it is
+/// contiguous, which depends on a count of blocks being 1, and would tie its graph to the answer;
+/// of a flat tensor it need not ask. A view of `scale`.
+at::Tensor flatten_scale(const at::Tensor& scale, const Granularity& granularity);
+
+/// flatten_scale's inverse for a matrix (rows, columns), in default_scale_layout(granularity). An
+/// error names `argument` where the number of scales does not fit.
+at::Tensor unflatten_scale(std::string_view argument, const at::Tensor& flat,
+                           const Granularity& granularity, std::int64_t rows, std::int64_t columns);
+
+/// `scale` in the strides default_scale_layout(granularity) asks for: itself where it has them, as
+/// all scales quantize_operand made do. Tools that clone what crosses the dispatcher (opcheck) make
+/// the padded rows of 128x128 scales dense; then the few scales are copied.
 at::Tensor in_default_layout(const at::Tensor& scale, const Granularity& granularity);
 
 }  // namespace octavo::ops

@@ -50,6 +50,12 @@ enum class ScaleLayout : std::uint8_t {
   kTiled128x4,   ///< e8m0 in 128x4 tiles (MX products on Blackwell)
 };
 
+/// The row stride of kPadded4 for `columns` scales (also c10::SymInt).
+template <class Int>
+constexpr Int padded4(const Int& columns) {
+  return (columns + 3) / 4 * 4;
+}
+
 /// The layout products expect for `granularity`: kColumnMajor for 1x128 (and 128x1's transposed
 /// twin), kPadded4 for 128x128, kPlain otherwise.
 ScaleLayout default_scale_layout(const Granularity& granularity);

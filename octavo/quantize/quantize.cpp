@@ -49,7 +49,7 @@ at::Tensor empty_scale(const Granularity& granularity, std::int64_t rows, std::i
     case ScaleLayout::kColumnMajor:
       return at::empty_strided({r, c}, {1, r}, dtype);
     case ScaleLayout::kPadded4:
-      return at::empty_strided({r, c}, {(c + 3) / 4 * 4, 1}, dtype);
+      return at::zeros({r, padded4(c)}, dtype).narrow(1, 0, c);
     default:
       return at::empty({r, c}, dtype);
   }

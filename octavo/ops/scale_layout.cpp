@@ -33,7 +33,7 @@ at::Tensor unflatten_scale(std::string_view argument, const at::Tensor& flat,
     case ScaleLayout::kColumnMajor:
       return flat.view({c, r}).t();
     case ScaleLayout::kPadded4:
-      return flat.view({r, row}).narrow(1, 0, c);
+      return flat.as_strided({r, c}, {row, 1});
     default:
       return flat.view({r, c});
   }

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,14 @@ void check_layout(const LayoutSpec& spec, const char* layout) {
               "; use the recipe rowwise with FNUZ formats, or an OCP format with MX");
 }
 
+// kPadded4's rows of r x c scales, padding 0.
+at::Tensor padded_scale(std::int64_t r, std::int64_t c) {
+  const std::int64_t row = padded4(c);
+  const at::Tensor whole = at::empty({r * row}, at::kFloat);
+  std::fill_n(whole.mutable_data_ptr<float>(), r * row, 0.0f);
+  return whole.as_strided({r, c}, {row, 1});
+}
+
 // Scales of `granularity` for an R x C matrix in the layout products expect.
 at::Tensor empty_scale(const Granularity& granularity, std::int64_t rows, std::int64_t columns) {
   const std::int64_t r = granularity.scale_rows(rows), c = granularity.scale_columns(columns);
@@ -49,7 +58,7 @@ at::Tensor empty_scale(const Granularity& granularity, std::int64_t rows, std::i
     case ScaleLayout::kColumnMajor:
       return at::empty_strided({r, c}, {1, r}, dtype);
     case ScaleLayout::kPadded4:
-      return at::zeros({r, padded4(c)}, dtype).narrow(1, 0, c);
+      return padded_scale(r, c);
     default:
       return at::empty({r, c}, dtype);
   }

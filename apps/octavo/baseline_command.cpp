@@ -9,14 +9,14 @@
 namespace octavo::app {
 namespace {
 
-struct Options {
+struct BaselineOptions {
   std::string folder = "tests/loss_baselines";
   std::string text = "examples/data/tinyshakespeare.txt";
   std::vector<std::string> only;
   std::int64_t threads = 1;
 };
 
-std::vector<train::BaselineCase> chosen_cases(const Options& options) {
+std::vector<train::BaselineCase> chosen_cases(const BaselineOptions& options) {
   std::vector<train::BaselineCase> chosen = train::baseline_cases();
   if (options.only.empty()) return chosen;
   std::vector<std::string> names;
@@ -31,11 +31,11 @@ std::vector<train::BaselineCase> chosen_cases(const Options& options) {
   return chosen;
 }
 
-std::filesystem::path path_of(const Options& options, const train::BaselineCase& which) {
+std::filesystem::path path_of(const BaselineOptions& options, const train::BaselineCase& which) {
   return std::filesystem::path(options.folder) / (which.name + ".txt");
 }
 
-void check(const Options& options) {
+void check(const BaselineOptions& options) {
   std::string failed;
   for (const train::BaselineCase& which : chosen_cases(options)) {
     const train::Baseline expected = train::read_baseline(path_of(options, which));
@@ -49,7 +49,7 @@ void check(const Options& options) {
               "; find the change that did it, or where it is meant, octavo baseline write");
 }
 
-void write(const Options& options) {
+void write(const BaselineOptions& options) {
   std::filesystem::create_directories(options.folder);
   for (const train::BaselineCase& which : chosen_cases(options)) {
     const train::Baseline baseline = train::run_baseline(which, options.text, options.threads);
@@ -64,8 +64,8 @@ void add_baseline_command(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("baseline", "compare this build's losses with the files of losses kept");
   command->require_subcommand(1);
-  const auto options = std::make_shared<Options>();
-  const auto add = [&](const char* name, const char* help, void (*action)(const Options&)) {
+  const auto options = std::make_shared<BaselineOptions>();
+  const auto add = [&](const char* name, const char* help, void (*action)(const BaselineOptions&)) {
     CLI::App* sub = command->add_subcommand(name, help);
     sub->add_option("--folder", options->folder, "of the baselines")->capture_default_str();
     sub->add_option("--text", options->text, "to train on")->capture_default_str();

@@ -182,12 +182,12 @@ void compare(const train::TrainConfig& base, const std::string& list, ExistingRu
 void add_compare_command(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("compare", "run one configuration in several recipes and print a table");
-  struct Options {
+  struct CompareOptions {
     ConfigOptions config;
     std::string recipes = kDefaultRecipes;
     bool overwrite = false;
   };
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<CompareOptions>();
   add_config_file_option(*command, options->config);
   command
       ->add_option("--recipes", options->recipes,

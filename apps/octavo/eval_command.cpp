@@ -19,12 +19,12 @@ train::TokenSource held_out(const train::TrainConfig& config) {
 void add_eval_command(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("eval", "validation loss of a checkpoint, as trained or unconverted");
-  struct Options {
+  struct EvalOptions {
     ConfigOptions config;
     std::string checkpoint;
     bool json = false;
   };
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<EvalOptions>();
   command->add_option("CHECKPOINT", options->checkpoint, "a checkpoint's folder or a run's")
       ->required();
   command->add_flag("--json", options->json, "print one JSON object");

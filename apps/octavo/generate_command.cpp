@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kBytes = 256;  // a vocabulary of bytes: prompt and output are text
 
-struct Options {
+struct GenerateOptions {
   ConfigOptions config;
   std::string checkpoint;
   std::string prompt = "\n";
@@ -19,7 +19,7 @@ struct Options {
   models::GenerateOptions generate;
 };
 
-std::vector<std::int64_t> prompt_of(const Options& options, std::int64_t vocabulary) {
+std::vector<std::int64_t> prompt_of(const GenerateOptions& options, std::int64_t vocabulary) {
   std::vector<std::int64_t> tokens = options.prompt_tokens;
   if (tokens.empty()) {
     TORCH_CHECK(vocabulary == kBytes, "--prompt: the model's vocabulary is ", vocabulary,
@@ -33,7 +33,7 @@ std::vector<std::int64_t> prompt_of(const Options& options, std::int64_t vocabul
   return tokens;
 }
 
-void generate(Options& options) {
+void generate(GenerateOptions& options) {
   LoadedModel loaded = load_model(options.checkpoint, options.config);
   const std::int64_t vocabulary = loaded.config.model.vocabulary;
   std::vector<std::int64_t> tokens = prompt_of(options, vocabulary);
@@ -60,7 +60,7 @@ void generate(Options& options) {
 
 void add_generate_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("generate", "continue a prompt with a checkpoint");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<GenerateOptions>();
   options->generate.new_tokens = 256;
   options->generate.temperature = 0.8;
   command->add_option("CHECKPOINT", options->checkpoint, "a checkpoint's folder or a run's")

@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-struct Options {
+struct InspectOptions {
   ConfigOptions config;
   std::string target;
   std::string architecture = "cpu";
@@ -25,7 +25,7 @@ struct Options {
 };
 
 // A checkpoint's configuration, a preset's, or the file's; the options over it.
-train::TrainConfig config_of(const Options& options) {
+train::TrainConfig config_of(const InspectOptions& options) {
   if (options.target.empty()) return options.config.make();
   const std::vector<std::string> presets = models::llama_preset_names();
   if (std::find(presets.begin(), presets.end(), options.target) != presets.end())
@@ -234,7 +234,7 @@ std::string text_of(const ordered_json& report) {
 void add_inspect_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "inspect", "parameters, which layers are FP8 and why others are not, memory, work");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<InspectOptions>();
   command->add_option("TARGET", options->target,
                       "a preset, or the folder of a run or checkpoint; or give --config");
   command->add_flag("--json", options->json, "print one JSON object, every layer by name");

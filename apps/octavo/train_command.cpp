@@ -8,11 +8,11 @@ namespace octavo::app {
 
 void add_train_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("train", "train a Llama model on text or token shards");
-  struct Options {
+  struct TrainOptions {
     ConfigOptions config;
     bool overwrite = false;
   };
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<TrainOptions>();
   add_config_file_option(*command, options->config);
   command->add_flag("--overwrite", options->overwrite, "remove the run that run_dir holds first");
   add_config_options(*command, options->config);

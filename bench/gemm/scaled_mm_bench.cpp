@@ -2,6 +2,7 @@
 // of a linear each. Run both on an idle machine and compare the lines of one size.
 #include "octavo/gemm/scaled_mm.h"
 
+#include <ATen/Functions.h>
 #include <benchmark/benchmark.h>
 
 #include "octavo/quantize/quantize.h"
@@ -32,7 +33,7 @@ void mm_fp32(benchmark::State& state) {
 }
 
 // (M, N, K) as the product sees them: forward, dx and dw of small linears at 2048 tokens.
-void sizes(benchmark::internal::Benchmark* bench) {
+void product_sizes(benchmark::internal::Benchmark* bench) {
   bench->ArgNames({"m", "n", "k"})->UseRealTime();
   bench->Args({2048, 128, 128})->Args({128, 128, 2048});
   bench->Args({2048, 768, 256})->Args({2048, 256, 768})->Args({768, 256, 2048});
@@ -41,16 +42,17 @@ void sizes(benchmark::internal::Benchmark* bench) {
 
 constexpr Granularity kTensor = Granularity::tensorwise(), kRow = Granularity::rowwise();
 
-BENCHMARK(mm_fp32)->Apply(sizes);
-BENCHMARK_CAPTURE(scaled_mm_of, rowwise_fp32, kRow, kRow, at::kFloat)->Apply(sizes);
-BENCHMARK_CAPTURE(scaled_mm_of, tensorwise_fp32, kTensor, kTensor, at::kFloat)->Apply(sizes);
-BENCHMARK_CAPTURE(scaled_mm_of, rowwise_bf16, kRow, kRow, at::kBFloat16)->Apply(sizes);
+BENCHMARK(mm_fp32)->Apply(product_sizes);
+BENCHMARK_CAPTURE(scaled_mm_of, rowwise_fp32, kRow, kRow, at::kFloat)->Apply(product_sizes);
+BENCHMARK_CAPTURE(scaled_mm_of, tensorwise_fp32, kTensor, kTensor, at::kFloat)
+    ->Apply(product_sizes);
+BENCHMARK_CAPTURE(scaled_mm_of, rowwise_bf16, kRow, kRow, at::kBFloat16)->Apply(product_sizes);
 BENCHMARK_CAPTURE(scaled_mm_of, blockwise_fp32, Granularity::block_1x128(),
                   Granularity::block_128x128(), at::kFloat)
-    ->Apply(sizes);
+    ->Apply(product_sizes);
 BENCHMARK_CAPTURE(scaled_mm_of, mxfp8_fp32, Granularity::mx_1x32(), Granularity::mx_1x32(),
                   at::kFloat)
-    ->Apply(sizes);
+    ->Apply(product_sizes);
 
 }  // namespace
 }  // namespace octavo

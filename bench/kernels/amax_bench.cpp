@@ -33,7 +33,7 @@ void amax_of(benchmark::State& state) {
   state.SetLabel(cpu_target_name(target));
 }
 
-void cases(benchmark::internal::Benchmark* bench) {
+void amax_cases(benchmark::internal::Benchmark* bench) {
   bench->ArgNames({"rows", "columns", "type", "wanted", "target"});
   for (std::size_t target = 0; target < cpu_targets().size(); ++target) {
     for (int type : {0, 1}) {
@@ -45,7 +45,7 @@ void cases(benchmark::internal::Benchmark* bench) {
   }
 }
 
-BENCHMARK(amax_of)->Apply(cases);
+BENCHMARK(amax_of)->Apply(amax_cases);
 
 }  // namespace
 }  // namespace octavo::kernels

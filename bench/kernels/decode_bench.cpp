@@ -50,15 +50,15 @@ void decode_matrix(benchmark::State& state, ScaleKind kind, std::int64_t block_c
   state.SetItemsProcessed(state.iterations() * rows * columns);
 }
 
-void sizes(benchmark::internal::Benchmark* bench) {
+void decode_sizes(benchmark::internal::Benchmark* bench) {
   bench->ArgNames({"rows", "columns", "format"});
   for (int format = 0; format < 4; ++format) bench->Args({2048, 256, format});
   bench->Args({32, 32, 0})->Args({128, 128, 0})->Args({2048, 127, 0})->Args({2048, 2048, 0});
 }
 
-BENCHMARK_CAPTURE(decode_matrix, unscaled, ScaleKind::kNone, 128)->Apply(sizes);
-BENCHMARK_CAPTURE(decode_matrix, blocks_1x128, ScaleKind::kFloat, 128)->Apply(sizes);
-BENCHMARK_CAPTURE(decode_matrix, mx_1x32, ScaleKind::kE8M0, 32)->Apply(sizes);
+BENCHMARK_CAPTURE(decode_matrix, unscaled, ScaleKind::kNone, 128)->Apply(decode_sizes);
+BENCHMARK_CAPTURE(decode_matrix, blocks_1x128, ScaleKind::kFloat, 128)->Apply(decode_sizes);
+BENCHMARK_CAPTURE(decode_matrix, mx_1x32, ScaleKind::kE8M0, 32)->Apply(decode_sizes);
 
 }  // namespace
 }  // namespace octavo::kernels

@@ -2,6 +2,7 @@
 // threads: the ratio of two lines is what a recipe costs on the CPU.
 #include "octavo/ops/float8_linear.h"
 
+#include <ATen/Functions.h>
 #include <benchmark/benchmark.h>
 
 namespace octavo {
@@ -23,18 +24,18 @@ void step(benchmark::State& state, const char* recipe_text) {
   state.SetItemsProcessed(state.iterations() * 6 * m * n * k);
 }
 
-void sizes(benchmark::internal::Benchmark* bench) {
+void linear_sizes(benchmark::internal::Benchmark* bench) {
   bench->ArgNames({"m", "k", "n"})->UseRealTime()->MeasureProcessCPUTime();
   bench->Args({2048, 128, 128})->Args({2048, 128, 384})->Args({2048, 256, 768});
   bench->Args({2048, 768, 256});
 }
 
-BENCHMARK_CAPTURE(step, high_precision, nullptr)->Apply(sizes);
-BENCHMARK_CAPTURE(step, tensorwise, "tensorwise")->Apply(sizes);
-BENCHMARK_CAPTURE(step, rowwise, "rowwise")->Apply(sizes);
-BENCHMARK_CAPTURE(step, rowwise_with_gw_hp, "rowwise_with_gw_hp")->Apply(sizes);
-BENCHMARK_CAPTURE(step, blockwise, "blockwise")->Apply(sizes);
-BENCHMARK_CAPTURE(step, mxfp8, "mxfp8")->Apply(sizes);
+BENCHMARK_CAPTURE(step, high_precision, nullptr)->Apply(linear_sizes);
+BENCHMARK_CAPTURE(step, tensorwise, "tensorwise")->Apply(linear_sizes);
+BENCHMARK_CAPTURE(step, rowwise, "rowwise")->Apply(linear_sizes);
+BENCHMARK_CAPTURE(step, rowwise_with_gw_hp, "rowwise_with_gw_hp")->Apply(linear_sizes);
+BENCHMARK_CAPTURE(step, blockwise, "blockwise")->Apply(linear_sizes);
+BENCHMARK_CAPTURE(step, mxfp8, "mxfp8")->Apply(linear_sizes);
 
 }  // namespace
 }  // namespace octavo

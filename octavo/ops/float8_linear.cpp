@@ -10,6 +10,7 @@
 #include "octavo/gemm/scaled_mm.h"
 #include "octavo/ops/bias_gradient.h"
 #include "octavo/ops/float8_linear_ops.h"
+#include "octavo/ops/meta.h"
 #include "octavo/ops/names.h"
 #include "octavo/ops/scale_layout.h"
 #include "octavo/quantize/quantize.h"
@@ -54,10 +55,6 @@ ScaledTensor from_bytes(const char* scale_name, const at::Tensor& bytes, const a
   out.scale_layout = default_scale_layout(spec.granularity);
   out.logical_sizes = {rows, columns};
   return out;
-}
-
-at::Tensor nothing(const at::Tensor& like, at::ScalarType dtype) {
-  return at::empty({0}, like.options().dtype(dtype));
 }
 
 void check_matching_sizes(const at::Tensor& x, const at::Tensor& w,

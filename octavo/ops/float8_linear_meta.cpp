@@ -29,10 +29,6 @@ at::Tensor empty_bytes(const at::Tensor& like, const c10::SymInt& rows,
   return at::empty_symint({rows, columns}, like.options().dtype(at::kByte));
 }
 
-at::Tensor nothing(const at::Tensor& like, at::ScalarType dtype) {
-  return at::empty_symint({0}, like.options().dtype(dtype));
-}
-
 at::Tensor float8_linear_meta(const at::Tensor& x, const at::Tensor& w,
                               const std::optional<at::Tensor>& bias, std::string_view recipe,
                               std::string_view keep_weight_transposed) {

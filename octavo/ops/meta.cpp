@@ -38,4 +38,8 @@ at::Tensor empty_flat_scale_meta(const at::Tensor& like, const Granularity& gran
   return at::empty_symint({count}, like.options().dtype(granularity.mx ? at::kByte : at::kFloat));
 }
 
+at::Tensor nothing(const at::Tensor& like, at::ScalarType dtype) {
+  return at::empty_symint({0}, like.options().dtype(dtype));
+}
+
 }  // namespace octavo::ops

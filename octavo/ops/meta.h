@@ -15,4 +15,7 @@ at::Tensor empty_scale_meta(const at::Tensor& like, const Granularity& granulari
 at::Tensor empty_flat_scale_meta(const at::Tensor& like, const Granularity& granularity,
                                  const c10::SymInt& rows, const c10::SymInt& columns);
 
+/// What an operator returns for an output nobody asked for: (0) on the device of `like`.
+at::Tensor nothing(const at::Tensor& like, at::ScalarType dtype);
+
 }  // namespace octavo::ops

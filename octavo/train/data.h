@@ -11,16 +11,6 @@
 
 namespace octavo::train {
 
-// Token shards (.bin), little-endian. A 256-byte header, then the tokens:
-//   offset  0  8 bytes  magic "OCTAVOTK"
-//           8  uint32   version, 1
-//          12  uint32   bytes per token: 2 (uint16) or 4 (uint32)
-//          16  uint64   number of tokens
-//          24  uint64   vocabulary the tokens were made with, 0 where unknown
-//          32  zeros up to 256
-inline constexpr std::int64_t kShardHeaderBytes = 256;
-inline constexpr std::uint32_t kShardVersion = 1;
-
 /// A stream of tokens in memory-mapped files: text files (each byte is a token) or token shards
 /// (names that end in .bin). Several files are one stream in the order given; a glob's files come
 /// in alphabetical order. Copies share the mappings.
@@ -51,11 +41,6 @@ class TokenSource {
   std::int64_t begin_ = 0;
   std::int64_t end_ = 0;
 };
-
-/// Writes `tokens` (any integer dtype, 1-D) as one shard. Errors: a token that is negative, at
-/// least `vocabulary` (where that is not 0) or too large for `bytes_per_token`; a failed write.
-void write_token_shard(const std::string& path, const at::Tensor& tokens,
-                       std::int64_t bytes_per_token, std::int64_t vocabulary = 0);
 
 struct DataSplit {
   TokenSource train;

@@ -15,8 +15,6 @@ using reference::Encoder;
 using reference::Spec;
 
 constexpr Overflow kBothModes[] = {Overflow::kSaturate, Overflow::kNonFinite};
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // Constant expressions: the codecs must stay usable at compile time.
 static_assert(encode(Format::kE4M3FN, 464.0f) == 0x7E);

@@ -5,11 +5,10 @@
 #include <cmath>
 #include <limits>
 
+#include "tests/formats/reference.h"
+
 namespace octavo {
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 static_assert(decode_e8m0(134) == 128.0f);
 static_assert(encode_e8m0_nearest(1.5f) == 128);

@@ -10,11 +10,10 @@
 #include <string>
 
 #include "octavo/formats/scaling.h"
+#include "tests/formats/reference.h"
 
 namespace octavo {
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
 
 std::string document() {
   std::ifstream file(OCTAVO_SOURCE_DIR "/docs/numerics.md");

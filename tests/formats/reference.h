@@ -14,7 +14,12 @@
 
 #include "octavo/formats/codec.h"
 
-namespace octavo::reference {
+namespace octavo {
+
+inline constexpr float kInf = std::numeric_limits<float>::infinity();
+inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+namespace reference {
 
 /// One format as its specification states it.
 struct Spec {
@@ -99,4 +104,5 @@ class Encoder {
   std::vector<double> midpoints_;
 };
 
-}  // namespace octavo::reference
+}  // namespace reference
+}  // namespace octavo

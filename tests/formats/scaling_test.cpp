@@ -15,8 +15,6 @@ namespace {
 
 using std::nextafter;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kMax = std::numeric_limits<float>::max();
 constexpr ScaleRounding kBothRoundings[] = {ScaleRounding::kNone, ScaleRounding::kPowerOfTwo};
 constexpr MxRounding kMxRoundings[] = {MxRounding::kFloor, MxRounding::kCeil, MxRounding::kEven,

@@ -33,8 +33,6 @@ void expect_error(const std::function<void()>& body, std::initializer_list<const
   ADD_FAILURE() << "no error; expected one with \"" << *parts.begin() << "\"";
 }
 
-const Granularity kRow = Granularity::rowwise(), kMx = Granularity::mx_1x32();
-
 TEST(ScaledMmErrors, SizesThatDoNotMatch) {
   expect_error(
       [] { scaled_mm(operand(kRow), operand(kRow, Format::kE4M3FN, 32, 47), {}); },

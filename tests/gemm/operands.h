@@ -12,7 +12,13 @@
 #include "octavo/formats/e8m0.h"
 #include "octavo/quantize/scaled_tensor.h"
 
-namespace octavo::testing {
+namespace octavo {
+
+inline constexpr Granularity kTensor = Granularity::tensorwise(), kRow = Granularity::rowwise(),
+                             k1x128 = Granularity::block_1x128(),
+                             k128x128 = Granularity::block_128x128(), kMx = Granularity::mx_1x32();
+
+namespace testing {
 
 /// An empty scale tensor (rows, columns) in `layout`'s strides.
 inline at::Tensor empty_scale(std::int64_t rows, std::int64_t columns, at::ScalarType dtype,
@@ -136,4 +142,5 @@ inline double snr_db(const at::Tensor& actual, const std::vector<double>& expect
   return 10.0 * std::log10(signal / noise);
 }
 
-}  // namespace octavo::testing
+}  // namespace testing
+}  // namespace octavo

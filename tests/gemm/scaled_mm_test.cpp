@@ -18,10 +18,6 @@ using testing::exact_product;
 using testing::random_operand;
 using testing::snr_db;
 
-constexpr Granularity kTensor = Granularity::tensorwise(), kRow = Granularity::rowwise(),
-                      k1x128 = Granularity::block_1x128(), k128x128 = Granularity::block_128x128(),
-                      kMx = Granularity::mx_1x32();
-
 struct Pair {
   Granularity a, b;
 };

@@ -30,15 +30,15 @@ std::vector<std::uint32_t> random_bits(HighPrecision type, std::size_t n, unsign
   return bits;
 }
 
-struct Matrix {
+struct Strided {
   std::vector<std::uint32_t> wide;
   std::vector<std::uint16_t> narrow;
   ConstMatrix view;
 };
 
-Matrix make(HighPrecision type, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
-            std::int64_t column_stride) {
-  Matrix matrix;
+Strided make(HighPrecision type, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
+             std::int64_t column_stride) {
+  Strided matrix;
   const std::size_t size =
       static_cast<std::size_t>(1 + std::max<std::int64_t>(0, rows - 1) * row_stride +
                                std::max<std::int64_t>(0, columns - 1) * column_stride);
@@ -50,7 +50,7 @@ Matrix make(HighPrecision type, std::int64_t rows, std::int64_t columns, std::in
   return matrix;
 }
 
-double element(const Matrix& matrix, std::int64_t m, std::int64_t k) {
+double element(const Strided& matrix, std::int64_t m, std::int64_t k) {
   const std::size_t at =
       static_cast<std::size_t>(m * matrix.view.row_stride + k * matrix.view.column_stride);
   return static_cast<double>(value_of(matrix.view.type, matrix.wide[at]));
@@ -64,7 +64,7 @@ TEST(ColumnSum, AgreesWithDoubleSums) {
         const std::pair<std::int64_t, std::int64_t> strides[] = {
             {columns, 1}, {columns + 3, 1}, {1, rows + 1}, {0, 0}, {0, 1}, {2 * columns, 2}};
         for (const auto& [row_stride, column_stride] : strides) {
-          const Matrix x = make(type, rows, columns, row_stride, column_stride);
+          const Strided x = make(type, rows, columns, row_stride, column_stride);
           std::vector<float> out(static_cast<std::size_t>(columns), NAN);
           column_sum(x.view, out.data(), 0, columns);
           for (std::int64_t k = 0; k < columns; ++k) {
@@ -87,7 +87,7 @@ TEST(ColumnSum, AgreesWithDoubleSums) {
 }
 
 TEST(ColumnSum, AnySplitOfColumnsGivesTheSameBits) {
-  const Matrix x = make(HighPrecision::kBFloat16, 777, 200, 200, 1);
+  const Strided x = make(HighPrecision::kBFloat16, 777, 200, 200, 1);
   std::vector<float> whole(200), split(200);
   column_sum(x.view, whole.data(), 0, 200);
   for (const std::int64_t width : {1, 7, 64, 65}) {

@@ -8,24 +8,12 @@
 
 #include "octavo/formats/codec.h"
 #include "octavo/formats/e8m0.h"
-#include "octavo/kernels/cpu/targets.h"
+#include "tests/kernels/each_target.h"
 
 namespace octavo::kernels {
 namespace {
 
-// body(name) for each instruction set this machine has.
-template <class Body>
-void for_each_target(const Body& body) {
-  for (std::int64_t target : cpu_targets()) {
-    use_cpu_target(target);
-    body(cpu_target_name(target));
-  }
-  use_cpu_target(0);
-}
-
-constexpr float kGuard = 12345.0f;
-
-std::uint32_t bits(float x) { return std::bit_cast<std::uint32_t>(x); }
+constexpr float kUnwritten = 12345.0f;
 
 // Bytes that are all different from their neighbours; specials included.
 std::vector<std::uint8_t> some_bytes(std::int64_t size, int seed) {
@@ -42,7 +30,7 @@ TEST(Decode, EveryByteIsTheCodecs) {
     for (Format format : kAllFormats) {
       for (int byte = 0; byte < 256; ++byte) {
         const std::vector<std::uint8_t> data(77, static_cast<std::uint8_t>(byte));
-        std::vector<float> out(77, kGuard);
+        std::vector<float> out(77, kUnwritten);
         decode_rows({.data = data.data(),
                      .row_stride = 77,
                      .columns = 77,
@@ -64,7 +52,7 @@ TEST(Decode, AnyLengthAndNothingOutsideIt) {
     for (Format format : kAllFormats) {
       for (std::int64_t size = 0; size <= 130; ++size) {
         const auto data = some_bytes(size, 3);
-        std::vector<float> out(static_cast<std::size_t>(size) + 2, kGuard);
+        std::vector<float> out(static_cast<std::size_t>(size) + 2, kUnwritten);
         decode_rows({.data = data.data(),
                      .row_stride = size,
                      .columns = size,
@@ -72,8 +60,8 @@ TEST(Decode, AnyLengthAndNothingOutsideIt) {
                      .out = out.data() + 1,
                      .out_row_stride = size},
                     0, 1);
-        EXPECT_EQ(out.front(), kGuard);
-        EXPECT_EQ(out.back(), kGuard) << target << " size " << size;
+        EXPECT_EQ(out.front(), kUnwritten);
+        EXPECT_EQ(out.back(), kUnwritten) << target << " size " << size;
         for (std::int64_t i = 0; i < size; ++i) {
           ASSERT_EQ(bits(out[i + 1]), bits(decode(format, data[i])))
               << target << " " << name(format) << " size " << size << " at " << i;
@@ -83,7 +71,7 @@ TEST(Decode, AnyLengthAndNothingOutsideIt) {
   });
 }
 
-struct Blocks {
+struct BlockSize {
   std::int64_t rows, columns;
 };
 
@@ -93,7 +81,7 @@ TEST(Decode, ScalesOfBlocksInStridedMatrices) {
   const auto data = some_bytes(kRows * kStride, 5);
   for_each_target([&](const std::string& target) {
     for (Format format : kAllFormats) {
-      for (Blocks block : {Blocks{1, 32}, {1, 128}, {3, 131}, {7, 1}, {2, 50}, {1, 1}}) {
+      for (BlockSize block : {BlockSize{1, 32}, {1, 128}, {3, 131}, {7, 1}, {2, 50}, {1, 1}}) {
         for (ScaleKind kind : {ScaleKind::kFloat, ScaleKind::kE8M0}) {
           const std::int64_t scale_rows = (kRows + block.rows - 1) / block.rows;
           const std::int64_t scale_columns = (kColumns + block.columns - 1) / block.columns;
@@ -106,7 +94,7 @@ TEST(Decode, ScalesOfBlocksInStridedMatrices) {
           }
           if (count > 2) factors[2] = std::bit_cast<float>(0x7FC00000u);
           const bool column_major = block.columns > 32;
-          std::vector<float> out(static_cast<std::size_t>(kRows * kColumns), kGuard);
+          std::vector<float> out(static_cast<std::size_t>(kRows * kColumns), kUnwritten);
           decode_rows({.data = data.data(),
                        .row_stride = kStride,
                        .columns = kColumns,
@@ -125,7 +113,7 @@ TEST(Decode, ScalesOfBlocksInStridedMatrices) {
             for (std::int64_t c = 0; c < kColumns; ++c) {
               const float got = out[r * kColumns + c];
               if (r < 1 || r >= 6) {
-                ASSERT_EQ(got, kGuard) << "row " << r << " was not asked for";
+                ASSERT_EQ(got, kUnwritten) << "row " << r << " was not asked for";
                 continue;
               }
               const std::int64_t i = r / block.rows, j = c / block.columns;

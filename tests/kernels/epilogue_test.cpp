@@ -7,22 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "octavo/kernels/cpu/targets.h"
+#include "tests/kernels/each_target.h"
 
 namespace octavo::kernels {
 namespace {
-
-// body(name) for each instruction set this machine has.
-template <class Body>
-void for_each_target(const Body& body) {
-  for (std::int64_t target : cpu_targets()) {
-    use_cpu_target(target);
-    body(cpu_target_name(target));
-  }
-  use_cpu_target(0);
-}
-
-std::uint32_t bits(float x) { return std::bit_cast<std::uint32_t>(x); }
 
 // Rounding to bf16 by its definition: of the two neighbours the nearer in real numbers, of equally
 // near ones the even.

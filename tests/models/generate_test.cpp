@@ -10,7 +10,7 @@
 namespace octavo::models {
 namespace {
 
-LlamaConfig small() {
+LlamaConfig tiny() {
   return {.vocabulary = 23,
           .dim = 32,
           .layers = 2,
@@ -23,7 +23,7 @@ LlamaConfig small() {
 // Weights ten times the usual: logits far enough apart for the most likely token to be a clear one.
 Llama loud_model() {
   torch::manual_seed(5);
-  Llama model(small());
+  Llama model(tiny());
   const torch::NoGradGuard no_grad;
   for (auto& parameter : model->parameters()) {
     if (parameter.dim() == 2) parameter.mul_(10);
@@ -33,7 +33,7 @@ Llama loud_model() {
 
 at::Tensor some_prompt(std::int64_t batch, std::int64_t length) {
   torch::manual_seed(6);
-  return torch::randint(small().vocabulary, {batch, length}, at::kLong);
+  return torch::randint(tiny().vocabulary, {batch, length}, at::kLong);
 }
 
 TEST(Generate, CachedForwardEqualsTheWholeForward) {
@@ -43,7 +43,7 @@ TEST(Generate, CachedForwardEqualsTheWholeForward) {
   const at::Tensor whole = model(tokens);
   for (const std::vector<std::int64_t>& chunks :
        {std::vector<std::int64_t>{32}, {31, 1}, {5, 1, 1, 3, 22}, {1, 15, 16}}) {
-    KvCache cache(small(), 3, 32, whole.options());
+    KvCache cache(tiny(), 3, 32, whole.options());
     std::int64_t begin = 0;
     for (const std::int64_t length : chunks) {
       const at::Tensor part = model->forward_cached(tokens.narrow(1, begin, length), cache);

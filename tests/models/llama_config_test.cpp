@@ -9,7 +9,7 @@
 namespace octavo::models {
 namespace {
 
-std::string error_of(const LlamaConfig& config) {
+std::string validation_error(const LlamaConfig& config) {
   try {
     config.validate();
   } catch (const c10::Error& error) {
@@ -22,7 +22,7 @@ TEST(LlamaConfig, EveryPresetIsValidAndTheyGrow) {
   std::int64_t smaller = 0;
   for (const auto& name : llama_preset_names()) {
     const LlamaConfig config = llama_preset(name);
-    EXPECT_EQ(error_of(config), "") << name;
+    EXPECT_EQ(validation_error(config), "") << name;
     const std::int64_t size = config.layers * config.dim * config.hidden;
     EXPECT_GT(size, smaller) << name << " is listed after a larger one";
     smaller = size;
@@ -84,7 +84,7 @@ TEST(LlamaConfig, ErrorsNameTheFieldTheValueAndTheRule) {
       {{.norm_eps = std::numeric_limits<double>::infinity()}, "norm_eps", "inf", "finite"},
   };
   for (const auto& c : cases) {
-    const std::string message = error_of(c.config);
+    const std::string message = validation_error(c.config);
     EXPECT_EQ(message.rfind(c.field + " is " + c.value, 0), 0u) << message;
     EXPECT_NE(message.find(c.rule), std::string::npos) << message;
     EXPECT_EQ(message.find('\n'), std::string::npos) << message;

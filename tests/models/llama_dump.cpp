@@ -1,6 +1,6 @@
 // Run by test_llama_parity.py: loads weights and batches, writes what the model makes of them.
 //
-//   llama_dump INPUT OUTPUT
+//   test_models --llama-dump INPUT OUTPUT
 //
 // Both files hold a dictionary of tensors as torch.save writes it.
 //   INPUT   config.<field> (0-d), weights.<parameter>, tokens and targets (steps, B, T), lr, betas,
@@ -8,6 +8,7 @@
 //   OUTPUT  logits and loss of the first batch, gradients.<parameter>, losses (one for each step,
 //           before it), final.<parameter>
 
+#include <gtest/gtest.h>
 #include <torch/csrc/api/include/torch/serialize.h>
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>
@@ -108,11 +109,14 @@ void run(const Tensors& input, Tensors& output) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  TORCH_CHECK(argc == 3, "usage: llama_dump INPUT OUTPUT");
-  Tensors output;
-  run(load(argv[1]), output);
-  save(argv[2], output);
-  return 0;
+  if (argc == 4 && std::string(argv[1]) == "--llama-dump") {
+    Tensors output;
+    run(load(argv[2]), output);
+    save(argv[3], output);
+    return 0;
+  }
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
 } catch (const std::exception& error) {
   std::cerr << error.what() << "\n";
   return 1;

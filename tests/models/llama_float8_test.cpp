@@ -21,7 +21,7 @@ namespace {
 
 enum class Head { kOwn, kTied };
 
-LlamaConfig small(Head head) {
+LlamaConfig small_with(Head head) {
   return {.vocabulary = 61,
           .dim = 48,
           .layers = 2,
@@ -35,7 +35,7 @@ LlamaConfig small(Head head) {
 // "" leaves the model in high precision.
 Llama make_model(Head head, const std::string& recipe) {
   torch::manual_seed(3);
-  Llama model(small(head));
+  Llama model(small_with(head));
   if (!recipe.empty()) {
     nn::convert_to_float8_training(*model,
                                    {.recipe = Recipe::parse(recipe), .filter_fqns = {"lm_head"}});
@@ -135,7 +135,7 @@ TEST(LlamaFloat8, EveryRecipeLearnsLikeHighPrecision) {
 
 TEST(LlamaFloat8, TiedHeadStaysOneTensorWhenConverted) {
   torch::manual_seed(3);
-  Llama model(small(Head::kTied));
+  Llama model(small_with(Head::kTied));
   nn::convert_to_float8_training(*model, {.recipe = Recipe::parse("rowwise")});
   ASSERT_TRUE(model->lm_head->recipe.has_value());
   EXPECT_TRUE(model->lm_head->weight.is_same(model->model->embed_tokens->weight));

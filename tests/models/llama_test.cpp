@@ -9,9 +9,12 @@
 #include <vector>
 
 #include "octavo/nn/parameters.h"
+#include "tests/error_of.h"
 
 namespace octavo::models {
 namespace {
+
+using testing::error_of;
 
 LlamaConfig small() {
   return {.vocabulary = 61,
@@ -30,15 +33,6 @@ Llama seeded(const LlamaConfig& config) {
 
 at::Tensor random_tokens(const LlamaConfig& config, std::int64_t batch, std::int64_t sequence) {
   return torch::randint(config.vocabulary, {batch, sequence}, at::kLong);
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
 }
 
 TEST(Llama, ParametersHaveHuggingFaceNamesAndShapes) {

@@ -141,7 +141,8 @@ def results(request, tmp_path_factory):
     given |= {"tokens": tokens, "targets": targets}
     given |= {k: torch.tensor(v, dtype=torch.float64) for k, v in OPTIMIZER.items()}
     torch.save(given, folder / "input.pt")
-    subprocess.run([BUILD / "tests" / "llama_dump", folder / "input.pt", folder / "output.pt"],
+    subprocess.run([BUILD / "tests" / "test_models", "--llama-dump", folder / "input.pt",
+                    folder / "output.pt"],
                    check=True)
     # LibTorch tags the dictionary's type, which the restricted reader refuses; the file is ours.
     got = torch.load(folder / "output.pt", weights_only=False)

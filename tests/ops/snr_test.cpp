@@ -71,7 +71,7 @@ struct Problem {
 };
 
 // The output and the gradient of every input, named.
-std::vector<Named> run(const Problem& problem, at::ScalarType dtype, const Recipe* recipe) {
+std::vector<Named> evaluate(const Problem& problem, at::ScalarType dtype, const Recipe* recipe) {
   const auto inputs = leaves(problem.values, dtype);
   const at::Tensor y = problem.layer(inputs, recipe);
   y.backward(problem.dy.to(dtype));
@@ -82,10 +82,10 @@ std::vector<Named> run(const Problem& problem, at::ScalarType dtype, const Recip
   return out;
 }
 
-// No product of two e4m3 operands of normal numbers keeps more; see cases().
+// No product of two e4m3 operands of normal numbers keeps more; see bounds().
 constexpr double kMostOfFp8 = 31.5;
 
-struct Case {
+struct Bounds {
   std::string recipe;
   double linear_output, linear_gradient, ffn_output, ffn_gradient;
 };
@@ -93,8 +93,8 @@ struct Case {
 // Bounds in dB. One e4m3 operand of normal numbers keeps 31.5 dB and a product of two 28.5; e5m2
 // has one bit less, so 25.5 and 24.5. Three products in a row and their gradients lose about 5 dB
 // more. MX FLOOR clips the largest value of many blocks.
-std::vector<Case> cases() {
-  std::vector<Case> out;
+std::vector<Bounds> bounds() {
+  std::vector<Bounds> out;
   const auto add = [&](const std::string& recipe) {
     const bool e5m2 = recipe.starts_with("tensorwise");
     const bool floor = recipe.find("floor") != std::string::npos;
@@ -114,10 +114,10 @@ std::vector<Case> cases() {
   return out;
 }
 
-void check(const Problem& problem, const std::vector<Named>& exact, const std::string& recipe_text,
-           double output_bound, double gradient_bound) {
+void check_snr(const Problem& problem, const std::vector<Named>& exact,
+               const std::string& recipe_text, double output_bound, double gradient_bound) {
   const Recipe recipe = Recipe::parse(recipe_text);
-  const auto fp8 = run(problem, at::kFloat, &recipe);
+  const auto fp8 = evaluate(problem, at::kFloat, &recipe);
   std::string line;
   for (std::size_t i = 0; i < exact.size(); ++i) {
     const double snr = snr_db(fp8[i].tensor, exact[i].tensor);
@@ -143,9 +143,9 @@ TEST(Snr, OneLinear) {
                         {"x", "w"},
                         {normal({M, K}, 1), normal({N, K}, 2) / std::sqrt(double(K))},
                         normal({M, N}, 3)};
-  const auto exact = run(problem, at::kDouble, nullptr);
-  for (const Case& c : cases()) {
-    check(problem, exact, c.recipe, c.linear_output, c.linear_gradient);
+  const auto exact = evaluate(problem, at::kDouble, nullptr);
+  for (const Bounds& c : bounds()) {
+    check_snr(problem, exact, c.recipe, c.linear_output, c.linear_gradient);
   }
 }
 
@@ -157,8 +157,9 @@ TEST(Snr, SwiGluFfn) {
       {"x", "w_gate", "w_up", "w_down"},
       {normal({M, D}, 1), normal({F, D}, 2) * up, normal({F, D}, 3) * up, normal({D, F}, 4) * down},
       normal({M, D}, 5)};
-  const auto exact = run(problem, at::kDouble, nullptr);
-  for (const Case& c : cases()) check(problem, exact, c.recipe, c.ffn_output, c.ffn_gradient);
+  const auto exact = evaluate(problem, at::kDouble, nullptr);
+  for (const Bounds& c : bounds())
+    check_snr(problem, exact, c.recipe, c.ffn_output, c.ffn_gradient);
 }
 
 }  // namespace

@@ -5,10 +5,13 @@
 
 #include "octavo/kernels/counter.h"
 #include "octavo/kernels/cpu/targets.h"
+#include "tests/error_of.h"
 #include "tests/quantize/layout_reference.h"
 
 namespace octavo {
 namespace {
+
+using testing::error_of;
 
 constexpr Granularity kGranularities[] = {
     Granularity::tensorwise(),  Granularity::rowwise(),     Granularity::colwise(),
@@ -221,17 +224,6 @@ TEST(Quantize, PassesOverX) {
     EXPECT_EQ(passes(x, {.rows = rowwise, .transposed = layout(g)}), counts(1, 1));
   }
   EXPECT_EQ(passes(x.narrow(0, 0, 0), {.rows = tensorwise}), counts(0, 0));
-}
-
-// The message of the error that f() raises, or "" if it raises none.
-template <class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
 }
 
 TEST(Quantize, Errors) {

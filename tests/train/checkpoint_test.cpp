@@ -1,4 +1,5 @@
 #include "octavo/train/checkpoint.h"
+#include "tests/error_of.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -13,19 +14,9 @@
 namespace octavo::train {
 namespace {
 
-namespace fs = std::filesystem;
+using testing::error_of;
 
-template <class Action>
-std::string error_of(Action action) {
-  try {
-    action();
-  } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();
-    EXPECT_EQ(text.find('\n'), std::string::npos) << text;
-    return text;
-  }
-  return "no error";
-}
+namespace fs = std::filesystem;
 
 #define EXPECT_CONTAINS(text, part) \
   EXPECT_NE((text).find(part), std::string::npos) << "text: " << (text) << "\npart: " << (part)

@@ -1,4 +1,5 @@
 #include "octavo/train/config.h"
+#include "tests/error_of.h"
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
@@ -10,16 +11,7 @@
 namespace octavo::train {
 namespace {
 
-// The message of the error that `action` throws; empty when it throws none.
-template <class Action>
-std::string error_of(Action action) {
-  try {
-    action();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
+using testing::error_of;
 
 std::string make_error(const std::vector<std::pair<std::string, std::string>>& options) {
   return error_of([&] {
@@ -55,7 +47,7 @@ TEST(Config, DefaultsAreValidAndTheirPresetsSizes) {
 
 TEST(Config, EveryPresetIsValid) {
   for (const std::string& preset : models::llama_preset_names()) {
-    EXPECT_EQ(make_error({{"preset", preset}}), "") << preset;
+    EXPECT_EQ(make_error({{"preset", preset}}), "no error") << preset;
   }
 }
 

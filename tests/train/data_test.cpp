@@ -1,4 +1,5 @@
 #include "octavo/train/data.h"
+#include "octavo/train/token_file.h"
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
 #include "octavo/train/safetensors.h"
+#include "tests/error_of.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -13,6 +14,8 @@
 
 namespace octavo::train {
 namespace {
+
+using testing::error_of;
 
 namespace fs = std::filesystem;
 
@@ -41,18 +44,6 @@ class Safetensors : public ::testing::Test {
     std::string length(8, '\0');
     for (int i = 0; i < 8; ++i) length[i] = static_cast<char>(header.size() >> (8 * i));
     return length + header + data;
-  }
-
-  template <class Action>
-  static std::string error_of(Action action) {
-    try {
-      action();
-    } catch (const c10::Error& error) {
-      const std::string text = error.what_without_backtrace();
-      EXPECT_EQ(text.find('\n'), std::string::npos) << text;
-      return text;
-    }
-    return "no error";
   }
 
   std::string read_error(const std::string& bytes) const {

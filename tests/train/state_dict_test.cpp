@@ -1,8 +1,8 @@
 // Plain and converted models share their state dicts: tests/field_cases.md, "Distributed and
 // checkpoint".
 
-#include <gtest/gtest.h>
 #include <ATen/Functions.h>
+#include <gtest/gtest.h>
 #include <torch/utils.h>
 
 #include "octavo/models/llama.h"

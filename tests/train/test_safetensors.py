@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-PROGRAM = Path(os.environ.get("OCTAVO_BUILD_DIR", "build")) / "tests" / "test_train_safetensors"
+PROGRAM = Path(os.environ.get("OCTAVO_BUILD_DIR", "build")) / "tests" / "test_train"
 
 DTYPES = [
     torch.float64,

@@ -12,9 +12,12 @@
 
 #include "octavo/train/checkpoint.h"
 #include "octavo/train/prepare.h"
+#include "tests/error_of.h"
 
 namespace octavo::train {
 namespace {
+
+using testing::error_of;
 
 // A log that raises a signal when a line holds a text: a stop at a known step.
 class SignallingLog : public std::stringbuf {
@@ -77,16 +80,6 @@ class TrainerTest : public ::testing::Test {
     for (const auto& [name, tensor] : state.parameters) parameters[name] = tensor.clone();
     for (const auto& [name, tensor] : state.optimizer) parameters["adamw " + name] = tensor.clone();
     return parameters;
-  }
-
-  template <typename F>
-  static std::string error_of(F&& function) {
-    try {
-      function();
-    } catch (const c10::Error& error) {
-      return error.what_without_backtrace();
-    }
-    return "no error";
   }
 
   std::filesystem::path folder_;

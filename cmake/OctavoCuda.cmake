@@ -1,5 +1,6 @@
-# The GPU kernels as a static library, octavo_kernels_gpu, that links neither torch nor a shared
-# CUDA runtime: programs made of it run wherever there is a driver. Compiling needs no GPU.
+# The GPU kernels as a static library, octavo_kernels_gpu, that links neither torch nor a CUDA runtime:
+# liboctavo.so takes torch's, the kernels' own tests and bench a static one, so that they run wherever
+# there is a driver. Compiling needs no GPU.
 
 # The a of 90a: wgmma and other instructions only this architecture has. -real: machine code
 # alone, no PTX for a driver to compile at start.
@@ -15,9 +16,9 @@ find_package(CUDAToolkit REQUIRED)
 file(GLOB octavo_gpu_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/octavo/kernels/gpu/*.cu")
 add_library(octavo_kernels_gpu STATIC ${octavo_gpu_sources})
 target_include_directories(octavo_kernels_gpu PUBLIC "${PROJECT_SOURCE_DIR}")
-target_link_libraries(octavo_kernels_gpu PUBLIC CUDA::cudart_static)
 set_target_properties(octavo_kernels_gpu PROPERTIES
-  CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON POSITION_INDEPENDENT_CODE ON)
+  CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON POSITION_INDEPENDENT_CODE ON
+  CUDA_RUNTIME_LIBRARY None)
 # No --use_fast_math, ever: it flushes subnormals to zero and approximates division.
 target_compile_options(octavo_kernels_gpu PRIVATE
   "$<$<COMPILE_LANGUAGE:CUDA>:-O3;-Xcompiler=-Wall,-Wextra,-Werror;-Werror=all-warnings>")

@@ -49,3 +49,20 @@ target_link_options(octavo_torch_cpu INTERFACE
 foreach(dir IN LISTS OCTAVO_NVIDIA_LIB_DIRS)
   target_link_options(octavo_torch_cpu INTERFACE "-Wl,-rpath,${dir}" "-Wl,-rpath-link,${dir}")
 endforeach()
+
+# torch_cuda + c10_cuda, for what the preset cuda builds. The wheel's companions bring the headers and
+# libraries torch itself was built with.
+if(OCTAVO_CUDA)
+  file(GLOB octavo_nvidia_include "${OCTAVO_TORCH_DIR}/../nvidia/cu*/include")
+  file(GLOB octavo_cublaslt "${OCTAVO_TORCH_DIR}/../nvidia/cu*/lib/libcublasLt.so.*")
+  file(GLOB octavo_cudart "${OCTAVO_TORCH_DIR}/../nvidia/cu*/lib/libcudart.so.*")
+  if(NOT octavo_cublaslt OR NOT EXISTS "${OCTAVO_TORCH_DIR}/lib/libtorch_cuda.so")
+    message(FATAL_ERROR "OCTAVO_CUDA needs torch's CUDA wheel; ${OCTAVO_PYTHON} has another torch. "
+                        "Remove .venv and run ./run test without OCTAVO_TORCH_INDEX.")
+  endif()
+  add_library(octavo_torch_cuda INTERFACE)
+  target_include_directories(octavo_torch_cuda SYSTEM INTERFACE ${octavo_nvidia_include})
+  target_link_libraries(octavo_torch_cuda INTERFACE octavo_torch_cpu
+    -Wl,--no-as-needed "${OCTAVO_TORCH_DIR}/lib/libtorch_cuda.so" -Wl,--as-needed
+    "${OCTAVO_TORCH_DIR}/lib/libc10_cuda.so" "${octavo_cublaslt}" "${octavo_cudart}")
+endif()

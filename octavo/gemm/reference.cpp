@@ -1,12 +1,12 @@
 #include "octavo/gemm/reference.h"
 
-#include <ATen/Context.h>
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "octavo/gemm/full_precision.h"
 #include "octavo/kernels/counter.h"
 #include "octavo/kernels/cpu/epilogue.h"
 #include "octavo/quantize/dequantize.h"
@@ -18,35 +18,12 @@ namespace {
 using kernels::EpilogueArgs;
 using kernels::HighPrecision;
 
-// torch.set_float32_matmul_precision("medium") lets oneDNN multiply fp32 matrices in bf16 on CPUs
-// that have it. A reference must not. Touches the setting only where it is reduced.
-class FullPrecisionGuard {
- public:
-  FullPrecisionGuard() : saved_(at::globalContext().float32Precision(kBackend, kOp)) {
-    if (reduced())
-      at::globalContext().setFloat32Precision(kBackend, kOp, at::Float32Precision::IEEE);
-  }
-  ~FullPrecisionGuard() {
-    if (reduced()) at::globalContext().setFloat32Precision(kBackend, kOp, saved_);
-  }
-  FullPrecisionGuard(const FullPrecisionGuard&) = delete;
-  FullPrecisionGuard& operator=(const FullPrecisionGuard&) = delete;
-
- private:
-  static constexpr at::Float32Backend kBackend = at::Float32Backend::MKLDNN;
-  static constexpr at::Float32Op kOp = at::Float32Op::MATMUL;
-  bool reduced() const {
-    return saved_ == at::Float32Precision::BF16 || saved_ == at::Float32Precision::TF32;
-  }
-  at::Float32Precision saved_;
-};
-
 // (M, N) = a32 (M, K) . b32 (N, K)^T in fp32, whatever autocast, autograd and precision settings
 // the caller runs under.
 at::Tensor mm_nt(const at::Tensor& a32, const at::Tensor& b32) {
   const c10::impl::ExcludeDispatchKeyGuard below(
       c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
-  const FullPrecisionGuard precision;
+  const FullPrecisionGuard precision(at::Float32Backend::MKLDNN);
   return at::mm(a32, b32.t());
 }
 
@@ -81,7 +58,10 @@ at::Tensor scaled_mm_reference(const ScaledTensor& a, const ScaledTensor& b,
     acc = mm_nt(dequantize(a), dequantize(b));
   }
   const bool to_float = options.out_dtype == at::kFloat;
-  if (!scale_after && to_float && !options.bias) return acc;
+  const auto finished = [&](const at::Tensor& out) {
+    return options.accumulate_into ? options.accumulate_into->add_(out) : out;
+  };
+  if (!scale_after && to_float && !options.bias) return finished(acc);
 
   const std::int64_t m = acc.size(0), n = acc.size(1);
   const at::Tensor bias = options.bias ? bias_as_float(*options.bias) : at::Tensor();
@@ -106,7 +86,7 @@ at::Tensor scaled_mm_reference(const ScaledTensor& a, const ScaledTensor& b,
   at::parallel_for(0, m, grain(n), [&](std::int64_t begin, std::int64_t end) {
     kernels::epilogue_rows(args, begin, end);
   });
-  return out;
+  return finished(out);
 }
 
 }  // namespace octavo

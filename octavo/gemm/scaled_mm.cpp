@@ -4,7 +4,11 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
+#include "octavo/gemm/aten.h"
+#include "octavo/gemm/cublaslt.h"
+#include "octavo/gemm/emulated.h"
 #include "octavo/gemm/reference.h"
+#include "octavo/quantize/architecture_of.h"
 #include "octavo/quantize/check.h"
 
 namespace octavo {
@@ -76,16 +80,46 @@ void check_product(const ScaledTensor& a, const ScaledTensor& b, const MatmulOpt
               "out_dtype: expected float32, bfloat16 or float16, got ", options.out_dtype,
               "; convert the result afterwards");
   if (options.bias) check_bias(*options.bias, a, b);
+  if (options.accumulate_into) {
+    const at::Tensor& into = *options.accumulate_into;
+    TORCH_CHECK(into.scalar_type() == options.out_dtype && into.is_contiguous() &&
+                    into.sizes() == at::IntArrayRef({a.rows(), b.rows()}) &&
+                    into.device() == a.data.device(),
+                "accumulate_into: expected a contiguous ", options.out_dtype, " matrix ", a.rows(),
+                " x ", b.rows(), " on ", a.data.device(), ", got ", into.scalar_type(), " ",
+                into.sizes(), " on ", into.device(), "; give the gradient buffer of this weight");
+  }
 }
 
-// The backend that runs this product on `device`; never kAuto.
-Backend choose_backend(const at::Device& device, Backend asked) {
-  TORCH_CHECK(device.is_cpu(), "a: expected a CPU tensor, got device ", device,
-              "; this build multiplies on the CPU only, move the operands there");
-  TORCH_CHECK(asked == Backend::kAuto || asked == Backend::kReference,
-              "backend: expected auto or reference on the CPU, got ", name(asked),
-              "; the reference backend is the one that runs on the CPU");
-  return Backend::kReference;
+ScalingFamily family_of(const ScaledTensor& a, const ScaledTensor& b) {
+  if (a.granularity.mx) return ScalingFamily::kMx;
+  if (a.granularity.block_columns != 0) return ScalingFamily::kBlockwise;
+  const bool tensorwise =
+      a.granularity == Granularity::tensorwise() && b.granularity == Granularity::tensorwise();
+  return tensorwise ? ScalingFamily::kTensorwise : ScalingFamily::kRowwise;
+}
+
+// The backend that runs this product on the operands' device; never kAuto.
+Backend choose_backend(const ScaledTensor& a, const ScaledTensor& b, Backend asked) {
+  const c10::Device device = a.data.device();
+  if (device.is_cpu()) {
+    TORCH_CHECK(asked == Backend::kAuto || asked == Backend::kReference,
+                "backend: expected auto or reference on the CPU, got ", name(asked),
+                "; the reference backend is the one that runs on the CPU");
+    return Backend::kReference;
+  }
+  TORCH_CHECK(device.is_cuda(), "a: expected a CPU or CUDA tensor, got device ", device,
+              "; move the operands there");
+  const Architecture architecture = architecture_of(device);
+  const Backend own = native_product(architecture, family_of(a, b), flavour_of(a.format())).backend;
+  if (asked == Backend::kAuto || asked == own) return own;
+  TORCH_CHECK(asked == Backend::kEmulated || asked == Backend::kAten, "backend: ", name(asked),
+              " does not multiply ", name(family_of(a, b)), " operands of flavour ",
+              name(flavour_of(a.format())), " on ", architecture.name, "; auto takes ", name(own));
+  TORCH_CHECK(asked != Backend::kAten || flavour_of(a.format()) == architecture.flavour,
+              "backend: aten would misread ", name(a.format()), " on ", architecture.name,
+              "; auto takes ", name(own));
+  return asked;
 }
 
 // M, N or K zero, decided here so that no backend sees it: nothing to compute, or a sum of no
@@ -103,10 +137,26 @@ at::Tensor trivial_product(const ScaledTensor& a, const ScaledTensor& b,
 
 at::Tensor scaled_mm(const ScaledTensor& a, const ScaledTensor& b, const MatmulOptions& options) {
   check_product(a, b, options);
-  const Backend backend = choose_backend(a.data.device(), options.backend);
-  if (a.rows() == 0 || b.rows() == 0 || a.columns() == 0) return trivial_product(a, b, options);
-  TORCH_CHECK(backend == Backend::kReference, "backend: no implementation of ", name(backend));
-  return scaled_mm_reference(a, b, options);
+  const Backend backend = choose_backend(a, b, options.backend);
+  if (a.rows() == 0 || b.rows() == 0 || a.columns() == 0) {
+    const at::Tensor out = trivial_product(a, b, options);
+    return options.accumulate_into ? options.accumulate_into->add_(out) : out;
+  }
+  switch (backend) {
+    case Backend::kReference:
+      return scaled_mm_reference(a, b, options);
+    case Backend::kEmulated:
+      return scaled_mm_emulated(a, b, options);
+    case Backend::kAten:
+      return scaled_mm_aten(a, b, options);
+#if OCTAVO_WITH_CUDA
+    case Backend::kCublasLt:
+      return scaled_mm_cublaslt(a, b, options);
+#endif
+    default:
+      TORCH_CHECK(false, "backend: this build has no ", name(backend),
+                  "; build the preset cuda or use backend=emulated");
+  }
 }
 
 }  // namespace octavo

@@ -15,6 +15,9 @@ struct MatmulOptions {
       std::nullopt;  ///< (N), fp32, bf16 or fp16, added in fp32 before the one rounding
   /// Let FP8 tensor cores keep partial sums in fewer bits (NVIDIA only; ignored elsewhere).
   bool fast_accumulation = false;
+  /// out is added to this (M, N) tensor of dtype out_dtype, which is returned. For a trainer's
+  /// gradient buffers: hooks, DDP and FSDP see nothing of it.
+  std::optional<at::Tensor> accumulate_into = std::nullopt;
   Backend backend = Backend::kAuto;
 };
 

@@ -13,6 +13,7 @@
 #include "octavo/ops/meta.h"
 #include "octavo/ops/names.h"
 #include "octavo/ops/scale_layout.h"
+#include "octavo/quantize/architecture_of.h"
 #include "octavo/quantize/quantize.h"
 
 namespace octavo::ops {
@@ -140,12 +141,24 @@ BackwardResult backward_kernel(const at::Tensor& dy, const std::optional<at::Ten
 }  // namespace
 
 LinearSpec resolve_for(std::string_view recipe, at::Device device) {
-  // The CPU and the Meta device know no FP8 hardware; OCP formats are their own.
-  static_cast<void>(device);
-  return Recipe::parse(recipe).resolve(Flavour::kOCP);
+  // A model calls with the same few recipes for ever; parsing one costs as much as a launch.
+  thread_local std::string last_recipe;
+  thread_local c10::Device last_device = at::kMeta;
+  thread_local LinearSpec last;
+  if (recipe != last_recipe || device != last_device || recipe.empty()) {
+    last = Recipe::parse(recipe).resolve(architecture_of(device).flavour);
+    last_recipe = recipe;
+    last_device = device;
+  }
+  return last;
 }
 
 TORCH_LIBRARY_IMPL(octavo, CPU, m) {
+  m.impl("float8_linear", &float8_linear_kernel);
+  m.impl("float8_linear_forward", &forward_kernel);
+  m.impl("float8_linear_backward", &backward_kernel);
+}
+TORCH_LIBRARY_IMPL(octavo, CUDA, m) {
   m.impl("float8_linear", &float8_linear_kernel);
   m.impl("float8_linear_forward", &forward_kernel);
   m.impl("float8_linear_backward", &backward_kernel);

@@ -73,6 +73,7 @@ Result quantize_autograd(const at::Tensor& x, std::string_view format, std::stri
 }  // namespace
 
 TORCH_LIBRARY_IMPL(octavo, CPU, m) { m.impl("quantize", &quantize_kernel); }
+TORCH_LIBRARY_IMPL(octavo, CUDA, m) { m.impl("quantize", &quantize_kernel); }
 TORCH_LIBRARY_IMPL(octavo, Meta, m) { m.impl("quantize", &quantize_meta); }
 TORCH_LIBRARY_IMPL(octavo, Autograd, m) { m.impl("quantize", &quantize_autograd); }
 TORCH_LIBRARY_IMPL(octavo, AutocastCPU, m) {

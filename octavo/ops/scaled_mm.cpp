@@ -84,6 +84,7 @@ at::Tensor scaled_mm_autograd(const at::Tensor& a, const at::Tensor& a_scale,
 }  // namespace
 
 TORCH_LIBRARY_IMPL(octavo, CPU, m) { m.impl("scaled_mm", &scaled_mm_kernel); }
+TORCH_LIBRARY_IMPL(octavo, CUDA, m) { m.impl("scaled_mm", &scaled_mm_kernel); }
 TORCH_LIBRARY_IMPL(octavo, Meta, m) { m.impl("scaled_mm", &scaled_mm_meta); }
 TORCH_LIBRARY_IMPL(octavo, Autograd, m) { m.impl("scaled_mm", &scaled_mm_autograd); }
 TORCH_LIBRARY_IMPL(octavo, AutocastCPU, m) {

@@ -73,22 +73,22 @@ constexpr std::string_view strides_of(ScaleLayout layout) {
 
 void check_scale(const ScaledTensor& matrix, std::string_view argument) {
   const Granularity& granularity = matrix.granularity;
-  const std::string shape = to_string(granularity);
   TORCH_CHECK(matrix.scale.defined(), argument, ".scale: expected a tensor, got none", kRepair);
   const at::ScalarType expected = granularity.mx ? at::kFloat8_e8m0fnu : at::kFloat;
   TORCH_CHECK(matrix.scale.scalar_type() == expected, argument, ".scale: expected dtype ", expected,
-              " for granularity ", shape, ", got ", matrix.scale.scalar_type(),
+              " for granularity ", to_string(granularity), ", got ", matrix.scale.scalar_type(),
               granularity.mx ? "; MX scales are e8m0 codes and an fp32 scale is never read as one"
                              : "; only granularity mx1x32 reads e8m0 codes",
               kRepair);
   TORCH_CHECK(!granularity.mx || flavour_of(matrix.format()) == Flavour::kOCP, argument,
-              ".data: expected an OCP format (e4m3fn or e5m2) for granularity ", shape, ", got ",
-              name(matrix.format()), "; MX is defined for OCP formats only, use rowwise");
+              ".data: expected an OCP format (e4m3fn or e5m2) for granularity ",
+              to_string(granularity), ", got ", name(matrix.format()),
+              "; MX is defined for OCP formats only, use rowwise");
   const std::int64_t rows = granularity.scale_rows(matrix.rows());
   const std::int64_t columns = granularity.scale_columns(matrix.columns());
   TORCH_CHECK(
       matrix.scale.dim() == 2 && matrix.scale.size(0) == rows && matrix.scale.size(1) == columns,
-      argument, ".scale: expected sizes [", rows, ", ", columns, "] for ", shape,
+      argument, ".scale: expected sizes [", rows, ", ", columns, "] for ", to_string(granularity),
       " data of logical sizes ", at::IntArrayRef(matrix.logical_sizes), ", got ",
       matrix.scale.sizes(), kRepair);
   TORCH_CHECK(has_layout(matrix.scale, matrix.scale_layout), argument, ".scale: expected ",

@@ -48,8 +48,8 @@ TokenFile::TokenFile(const std::string& path) : path_(path) {
   const bool known = ::fstat(fd, &status) == 0;
   if (!known || !S_ISREG(status.st_mode)) {
     ::close(fd);
-    TORCH_CHECK(false, "data: '", path, "' is no regular file; for a folder of shards give '",
-                path, "/*.bin'");
+    TORCH_CHECK(false, "data: '", path, "' is no regular file; for a folder of shards give '", path,
+                "/*.bin'");
   }
   size_ = static_cast<std::int64_t>(status.st_size);
   if (size_ == 0) {

@@ -23,8 +23,8 @@ bool is_shard(const std::string& path);
 /// One text file (each byte is a token) or token shard, mapped read-only.
 class TokenFile {
  public:
-  /// Errors, naming the file: missing, empty, no regular file; a shard's magic, version, token width
-  /// or length that is not what its header says (truncated).
+  /// Errors, naming the file: missing, empty, no regular file; a shard's magic, version, token
+  /// width or length that is not what its header says (truncated).
   explicit TokenFile(const std::string& path);
   ~TokenFile();
   TokenFile(const TokenFile&) = delete;

@@ -1,0 +1,110 @@
+"""Octavo's linear beside BF16 and torchao (eager and compiled), forward + backward, in one process.
+
+    OCTAVO_BUILD_DIR=build-cuda python bench/peers.py [--repetitions N] [--shapes MxKxN,...]
+                                                    [--recipes R,...] [--no-peers]
+
+Medians of CUDA events over inputs that rotate through more memory than the L2 cache holds; each round
+times every contender once, so a slow minute of a shared machine slows all of them. Ratios are to
+BF16 in the same process. Fast accumulation: forward only, which is the default of both libraries.
+"""
+
+import argparse
+import os
+import pathlib
+import statistics
+
+import torch
+
+SHAPES = "16384x4096x14336,16384x8192x8192,16384x4096x4096,4096x2048x2048"
+RECIPES = "tensorwise,rowwise,rowwise_with_gw_hp"
+ROTATION = 3
+
+
+def contenders(args, m, k, n):
+    """Name -> callable(index) that runs one forward and backward."""
+    device = dict(device="cuda", dtype=torch.bfloat16)
+    xs = [torch.randn(m, k, **device).requires_grad_(True) for _ in range(ROTATION)]
+    dys = [torch.randn(m, n, **device) for _ in range(ROTATION)]
+    w = torch.nn.Parameter(torch.randn(n, k, **device) * k**-0.5)
+
+    def of(forward, weight):
+        def step(i):
+            x = xs[i % ROTATION]
+            x.grad = weight.grad = None
+            forward(x).backward(dys[i % ROTATION])
+        return step
+
+    yield "bf16", of(lambda x: torch.nn.functional.linear(x, w), w)
+    op = torch.ops.octavo.float8_linear
+    for recipe in args.recipes.split(","):
+        yield f"octavo {recipe}", of(lambda x, r=recipe: op(x, w, None, r), w)
+    if args.no_peers:
+        return
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    for recipe in args.recipes.split(","):
+        for compiled in (False, True):
+            torch._dynamo.reset()
+            model = torch.nn.Sequential(torch.nn.Linear(k, n, bias=False, **device))
+            model = convert_to_float8_training(
+                model, config=Float8LinearConfig.from_recipe_name(recipe))
+            weight = model[0].weight
+            forward = torch.compile(model) if compiled else model
+            yield f"torchao {'compiled' if compiled else 'eager'} {recipe}", of(forward, weight)
+
+
+def milliseconds(step, i):
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    step(i)
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def peak_bytes(step):
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step(0)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=20)
+    parser.add_argument("--shapes", default=SHAPES)
+    parser.add_argument("--recipes", default=RECIPES)
+    parser.add_argument("--no-peers", action="store_true", help="Octavo and BF16 only")
+    args = parser.parse_args()
+
+    build = pathlib.Path(os.environ.get("OCTAVO_BUILD_DIR", "build-cuda"))
+    torch.ops.load_library(str(build / "octavo" / "liboctavo.so"))
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, medians of {args.repetitions}, "
+          "fast accumulation forward only")
+    for shape in args.shapes.split(","):
+        m, k, n = map(int, shape.split("x"))
+        steps = list(contenders(args, m, k, n))
+        peaks = {}
+        for name, step in steps:
+            for i in range(ROTATION):
+                step(i)
+            peaks[name] = peak_bytes(step)
+        times = {name: [] for name, _ in steps}
+        for i in range(args.repetitions):
+            for name, step in steps:
+                step(i + 1)  # what another contender left in the caches is not this one's to meet
+                times[name].append(milliseconds(step, i))
+        bf16 = statistics.median(times["bf16"])
+        for name, samples in times.items():
+            median = statistics.median(samples)
+            print(f"{shape:18} {name:38} {median:8.3f} ms {bf16 / median:6.2f}x "
+                  f"{peaks[name] / 2**20:8.0f} MiB", flush=True)
+        del steps
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+#include "octavo/gemm/scaled_mm.h"
+
+namespace octavo {
+
+/// scaled_mm on FP8 tensor cores through cuBLASLt, on the current stream, without a host
+/// synchronisation once a shape's algorithm is known.
+///
+/// Expects what scaled_mm() has checked: CUDA operands that fit together, M, N and K at least 1.
+/// Pairs: tensorwise with tensorwise (one scale each), rowwise with rowwise (outer vector; Hopper),
+/// 1x128 with 1x128 or 128x128 (Hopper). A tensorwise operand beside a rowwise one has its scale
+/// repeated. K and N that are no multiple of 16 (1x128: M too) are padded with zero bytes in copies
+/// of the operands and the result is cut. Bias in out_dtype goes into cuBLASLt's epilogue (bf16
+/// where the output is fp32); another one is added in fp32 to an fp32 product, before the one
+/// rounding.
+///
+/// The algorithm: cublaslt_tuning() says how it is chosen, once per shape; the choice is kept for
+/// the process and can be saved.
+at::Tensor scaled_mm_cublaslt(const ScaledTensor& a, const ScaledTensor& b,
+                              const MatmulOptions& options);
+
+/// How an algorithm is chosen for a shape not seen before.
+enum class Tuning : std::uint8_t {
+  kMeasure,    ///< the fastest of cuBLASLt's proposals, timed on the operands at hand
+  kHeuristic,  ///< cuBLASLt's first proposal
+};
+
+/// The process's choice; kMeasure unless OCTAVO_GEMM_TUNING=heuristic. Measuring inside CUDA-graph
+/// capture is impossible: an untuned shape there is an error that says to run one step first.
+Tuning cublaslt_tuning();
+void set_cublaslt_tuning(Tuning tuning);
+
+/// The chosen algorithms as a text file, one line a shape, and back: a run that reads another's
+/// plans multiplies with the same algorithms. Errors: a file that cannot be read or written; a line
+/// that is no plan. Plans of another cuBLASLt version are refused.
+void save_cublaslt_plans(const std::string& path);
+void load_cublaslt_plans(const std::string& path);
+
+}  // namespace octavo

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+/// Which cuBLASLt algorithm a product uses: chosen once per key, kept for the process.
+namespace octavo::cublaslt {
+
+/// What distinguishes products for cuBLASLt. Enumerations as their integer values.
+struct PlanKey {
+  std::int64_t m = 0, n = 0, k = 0;  ///< out (M, N), contraction K, padded
+  int a_format = 0, b_format = 0;    ///< Format
+  int a_scale = 0, b_scale = 0;      ///< cublasLtMatmulMatrixScale_t
+  int out_dtype = 0;                 ///< at::ScalarType
+  int bias_dtype = -1;               ///< at::ScalarType, -1: none
+  int fast_accumulation = 0;
+  int accumulate = 0;  ///< beta = 1
+  int device = 0;
+
+  friend auto operator<=>(const PlanKey&, const PlanKey&) = default;
+};
+
+/// A cublasLtMatmulAlgo_t, which is plain data.
+using Algorithm = std::array<std::uint64_t, 8>;
+
+struct Plan {
+  Algorithm algorithm = {};
+  std::uint64_t workspace = 0;  ///< bytes it needs
+  bool fast_accumulation = false;
+};
+
+std::optional<Plan> find_plan(const PlanKey& key);
+void keep_plan(const PlanKey& key, const Plan& plan);
+
+/// One line a plan: the key's numbers, workspace, fast accumulation, the algorithm's words in
+/// hexadecimal. The first line names the cuBLASLt version.
+void write_plans(const std::string& path, std::uint64_t version);
+void read_plans(const std::string& path, std::uint64_t version);
+
+}  // namespace octavo::cublaslt

@@ -1,0 +1,185 @@
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "octavo/kernels/counter.h"
+#include "octavo/kernels/gpu/amax.h"
+#include "octavo/kernels/gpu/cast.h"
+#include "octavo/kernels/gpu/quantize_block.h"
+#include "octavo/kernels/gpu/quantize_mx.h"
+#include "octavo/kernels/gpu/quantize_row.h"
+#include "octavo/quantize/allocate.h"
+#include "octavo/quantize/quantize_device.h"
+
+namespace octavo {
+namespace {
+
+// The kernels that write a layout, by its granularity.
+enum class Family : std::uint8_t { kCast, kBlock, kMx };
+
+// A layout wanted, with its tensors.
+struct Wanted {
+  const LayoutSpec* spec = nullptr;
+  ScaledTensor* out = nullptr;
+
+  explicit operator bool() const { return spec != nullptr; }
+  std::uint8_t* data() const { return static_cast<std::uint8_t*>(out->data.data_ptr()); }
+  float* scale() const { return out->scale.mutable_data_ptr<float>(); }
+  bool is(const Granularity& granularity) const { return spec->granularity == granularity; }
+};
+
+Family family_of(const Wanted& layout) {
+  const Granularity& granularity = layout.spec->granularity;
+  if (granularity.mx) return Family::kMx;
+  if (layout.is(Granularity::tensorwise()) || layout.is(Granularity::rowwise()))
+    return Family::kCast;
+  TORCH_CHECK(layout.is(Granularity::block_1x128()) || layout.is(Granularity::block_128x128()),
+              "spec: expected granularity tensorwise, rowwise, 1x128, 128x128 or mx1x32 on a GPU, "
+              "got ",
+              to_string(granularity), "; the CPU has all of them: x.cpu()");
+  return Family::kBlock;
+}
+
+// Whether one read of x can write both.
+bool alike(const Wanted& a, const Wanted& b) {
+  const Family family = family_of(a);
+  if (family != family_of(b) || a.spec->format != b.spec->format) return false;
+  if (family == Family::kMx) return a.spec->mx_rounding == b.spec->mx_rounding;
+  if (a.spec->scale_rounding != b.spec->scale_rounding) return false;
+  return family == Family::kCast || a.spec->granularity == b.spec->granularity;
+}
+
+gpu::DType dtype_of(at::ScalarType dtype) {
+  if (dtype == at::kFloat) return gpu::DType::kFP32;
+  return dtype == at::kBFloat16 ? gpu::DType::kBF16 : gpu::DType::kFP16;
+}
+
+gpu::Matrix gpu_matrix_of(const at::Tensor& x) {
+  gpu::Matrix matrix{x.const_data_ptr(), dtype_of(x.scalar_type()),
+                     x.size(0),          x.size(1),
+                     x.stride(0),        x.stride(1)};
+  // The stride of an extent of 1 means nothing and can be anything.
+  if (matrix.columns == 1) matrix.column_stride = 1;
+  if (matrix.rows == 1) matrix.row_stride = matrix.columns;
+  return matrix;
+}
+
+// Whole-row, whole-column and whole-tensor scales: two reads, or one where a row's amax is at hand.
+void quantize_spans(const gpu::Matrix& x, const Wanted& rows, const Wanted& transposed,
+                    c10::Device device, gpu::Stream stream) {
+  const LayoutSpec& spec = rows ? *rows.spec : *transposed.spec;
+  ++kernels::counters().quantize;
+  if (rows && !transposed && rows.is(Granularity::rowwise())) {
+    return gpu::quantize_row({.x = x,
+                              .data = rows.data(),
+                              .scale = rows.scale(),
+                              .format = spec.format,
+                              .rounding = spec.scale_rounding},
+                             stream);
+  }
+  const auto wants = [](const Wanted& layout, const Granularity& granularity) {
+    return layout && layout.is(granularity);
+  };
+  const bool row = wants(rows, Granularity::rowwise());
+  const bool column = wants(transposed, Granularity::rowwise());
+  const bool whole =
+      wants(rows, Granularity::tensorwise()) || wants(transposed, Granularity::tensorwise());
+  // [tensor | rows | columns]
+  const std::int64_t row_at = 4, column_at = row_at + (row ? x.rows : 0);
+  const std::int64_t count = column_at + (column ? x.columns : 0);
+  const at::Tensor buffer = empty_on(device, {count}, at::kFloat);
+  float* amaxes = buffer.mutable_data_ptr<float>();
+  gpu::zero_amax(amaxes, count, stream);
+  ++kernels::counters().amax;
+  gpu::amax({.x = x,
+             .tensor = whole ? amaxes : nullptr,
+             .row = row ? amaxes + row_at : nullptr,
+             .column = column ? amaxes + column_at : nullptr},
+            stream);
+  const auto layout = [&](const Wanted& wanted, std::int64_t at) -> gpu::CastLayout {
+    if (!wanted) return {};
+    const bool per_row = wanted.is(Granularity::rowwise());
+    return {wanted.data(), amaxes + (per_row ? at : 0), per_row, wanted.scale()};
+  };
+  gpu::cast({.x = x,
+             .rows = layout(rows, row_at),
+             .transposed = layout(transposed, column_at),
+             .format = spec.format,
+             .rounding = spec.scale_rounding},
+            stream);
+}
+
+void quantize_blocks(const gpu::Matrix& x, const Wanted& rows, const Wanted& transposed,
+                     gpu::Stream stream) {
+  const LayoutSpec& spec = rows ? *rows.spec : *transposed.spec;
+  const auto layout = [](const Wanted& wanted) -> gpu::BlockLayout {
+    if (!wanted) return {};
+    return {wanted.data(), wanted.scale(), wanted.out->scale.stride(0),
+            wanted.out->scale.stride(1)};
+  };
+  ++kernels::counters().quantize;
+  gpu::quantize_block(
+      {.x = x,
+       .rows = layout(rows),
+       .transposed = layout(transposed),
+       .shape = spec.granularity == Granularity::block_128x128() ? gpu::BlockShape::k128x128
+                                                                 : gpu::BlockShape::k1x128,
+       .format = spec.format,
+       .rounding = spec.scale_rounding},
+      stream);
+}
+
+void quantize_mx_blocks(const gpu::Matrix& x, const Wanted& rows, const Wanted& transposed,
+                        gpu::Stream stream) {
+  const LayoutSpec& spec = rows ? *rows.spec : *transposed.spec;
+  const auto layout = [](const Wanted& wanted) -> gpu::MxLayout {
+    if (!wanted) return {};
+    return {wanted.data(), static_cast<std::uint8_t*>(wanted.out->scale.data_ptr())};
+  };
+  ++kernels::counters().quantize;
+  gpu::quantize_mx({.x = x,
+                    .rows = layout(rows),
+                    .transposed = layout(transposed),
+                    .format = spec.format,
+                    .rounding = spec.mx_rounding},
+                   stream);
+}
+
+}  // namespace
+
+void quantize_cuda(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const gpu::Stream stream = c10::cuda::getCurrentCUDAStream(x.device().index()).stream();
+  gpu::Matrix matrix = gpu_matrix_of(x);
+  Wanted rows, transposed;
+  if (spec.rows) rows = {&*spec.rows, &out.rows};
+  if (spec.transposed) transposed = {&*spec.transposed, &out.transposed};
+  // A transposed view is its base with the layouts' roles exchanged.
+  if (matrix.column_stride != 1 && matrix.row_stride == 1) {
+    std::swap(matrix.rows, matrix.columns);
+    std::swap(matrix.row_stride, matrix.column_stride);
+    std::swap(rows, transposed);
+  }
+  const auto write = [&](const Wanted& by_rows, const Wanted& by_columns) {
+    switch (family_of(by_rows ? by_rows : by_columns)) {
+      case Family::kCast:
+        return quantize_spans(matrix, by_rows, by_columns, x.device(), stream);
+      case Family::kBlock:
+        return quantize_blocks(matrix, by_rows, by_columns, stream);
+      case Family::kMx:
+        return quantize_mx_blocks(matrix, by_rows, by_columns, stream);
+    }
+  };
+  if (rows && transposed && alike(rows, transposed)) {
+    write(rows, transposed);
+  } else {
+    if (rows) write(rows, {});
+    if (transposed) write({}, transposed);
+  }
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+}  // namespace octavo

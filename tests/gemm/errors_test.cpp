@@ -206,7 +206,7 @@ TEST(ScaledMmErrors, Devices) {
   expect_error([&] { scaled_mm(operand(kRow), b, {}); },
                {"b: expected device cpu as a, got meta", "move one of them"});
   expect_error([&] { scaled_mm(b, b, {}); },
-               {"a: expected a CPU tensor, got device meta", "move the operands there"});
+               {"a: expected a CPU or CUDA tensor, got device meta", "move the operands there"});
 }
 
 TEST(ScaledMmErrors, BackendThatIsNotOnTheCpu) {

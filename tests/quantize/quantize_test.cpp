@@ -248,7 +248,7 @@ TEST(Quantize, Errors) {
   expect(error_of([&] {
            quantize_operand(at::zeros({2, 3}, at::TensorOptions().device(at::kMeta)), rowwise);
          }),
-         {"x: expected a CPU tensor", "meta"});
+         {"x: expected a CPU or CUDA tensor", "meta"});
   for (Format format : {Format::kE4M3FNUZ, Format::kE5M2FNUZ}) {
     const LayoutSpec mx{.format = format, .granularity = Granularity::mx_1x32()};
     expect(error_of([&] {

@@ -122,6 +122,7 @@ BackwardResult backward_kernel(const at::Tensor& dy, const std::optional<at::Ten
         scaled_mm(dy_fp8.rows, w_KN,
                   {.out_dtype = dy.scalar_type(), .fast_accumulation = spec.dx.fast_accumulation}),
         dy);
+    dy_fp8.rows = {};  // its memory can hold dw
   }
 
   at::Tensor dw = nothing(dy, dw_dtype);

@@ -10,6 +10,7 @@
 #include "octavo/kernels/gpu/cast.h"
 #include "octavo/kernels/gpu/quantize_block.h"
 #include "octavo/kernels/gpu/quantize_mx.h"
+#include "octavo/kernels/gpu/quantize_resident.h"
 #include "octavo/kernels/gpu/quantize_row.h"
 #include "octavo/quantize/allocate.h"
 #include "octavo/quantize/quantize_device.h"
@@ -67,7 +68,8 @@ gpu::Matrix gpu_matrix_of(const at::Tensor& x) {
   return matrix;
 }
 
-// Whole-row, whole-column and whole-tensor scales: two reads, or one where a row's amax is at hand.
+// Whole-row, whole-column and whole-tensor scales: two reads, or one where a row's amax is at hand
+// or all of x fits the registers.
 void quantize_spans(const gpu::Matrix& x, const Wanted& rows, const Wanted& transposed,
                     c10::Device device, gpu::Stream stream) {
   const LayoutSpec& spec = rows ? *rows.spec : *transposed.spec;
@@ -79,6 +81,20 @@ void quantize_spans(const gpu::Matrix& x, const Wanted& rows, const Wanted& tran
                               .format = spec.format,
                               .rounding = spec.scale_rounding},
                              stream);
+  }
+  const auto resident_layout = [](const Wanted& wanted) -> gpu::ResidentLayout {
+    if (!wanted) return {};
+    return {wanted.data(), wanted.scale(), wanted.is(Granularity::rowwise())};
+  };
+  gpu::QuantizeResidentArgs resident{.x = x,
+                                     .rows = resident_layout(rows),
+                                     .transposed = resident_layout(transposed),
+                                     .format = spec.format,
+                                     .rounding = spec.scale_rounding};
+  if (gpu::fits_resident(resident)) {
+    const at::Tensor partial = empty_on(device, {gpu::resident_partials(x)}, at::kFloat);
+    resident.partial = partial.mutable_data_ptr<float>();
+    return gpu::quantize_resident(resident, stream);
   }
   const auto wants = [](const Wanted& layout, const Granularity& granularity) {
     return layout && layout.is(granularity);

@@ -12,6 +12,7 @@
 #include <hip/hip_runtime.h>
 #define OCTAVO_GPU_HIP 1
 #else
+#include <cooperative_groups.h>
 #include <cuda_runtime.h>
 #define OCTAVO_GPU_HIP 0
 #endif
@@ -55,6 +56,33 @@ OCTAVO_DEVICE std::uint32_t shuffle_xor(std::uint32_t value, int mask) {
   return static_cast<std::uint32_t>(__shfl_xor(static_cast<int>(value), mask, 64));
 #else
   return __shfl_xor_sync(0xFFFFFFFFu, value, mask);
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------
+// Blocks that wait for each other
+
+/// Every thread of a cooperative launch waits here for all others; what they wrote is visible
+/// after.
+#if OCTAVO_GPU_HIP
+extern "C" __device__ void __ockl_grid_sync();
+OCTAVO_DEVICE void grid_barrier() { __ockl_grid_sync(); }
+#else
+OCTAVO_DEVICE void grid_barrier() { cooperative_groups::this_grid().sync(); }
+#endif
+
+/// Launches a kernel whose blocks must all be resident at once. A grid that is too large is a
+/// launch error of the stream.
+template <class Params>
+void launch_cooperative(void (*kernel)(Params), unsigned blocks, unsigned threads,
+                        NativeStream stream, Params& params) {
+  void* arguments[] = {&params};
+#if OCTAVO_GPU_HIP
+  (void)hipLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), dim3(blocks),
+                                   dim3(threads), arguments, 0, stream);
+#else
+  (void)cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), dim3(blocks),
+                                    dim3(threads), arguments, 0, stream);
 #endif
 }
 

@@ -23,8 +23,7 @@ struct Params {
   ScaleRounding rounding;
 };
 
-// 1x128 and 128x1. A warp reduces 64 columns of its rows and 64 rows of its columns; the halves
-// meet in shared memory, where one thread then owns one row and one column of the tile.
+// 1x128 and 128x1. One thread owns one row's scale and one column's.
 template <DType T, class Encoder, Access A>
 __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T, A>()))
     quantize_1x128_kernel(const Params p) {
@@ -39,26 +38,8 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T,
 
   ThreadTile<T> v;
   load_tile<T, A>(v, p.x, m, k);
-  if (p.rows.data) {
-    RowAmax<T> amax(v);
-    constexpr int kWords = RowAmax<T>::kWords;
-    spread_merge<T, kWords, 0, 3>(amax.word, at.lane);
-    const int first = first_word_after_spread<kWords, 0, 3>(at.lane) * RowAmax<T>::kPerWord;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      row_amax[t >> 6][at.row + first + i] = unpacked_bits<T>(amax.word, i);
-    }
-  }
-  if (p.transposed.data) {
-    ColumnAmax<T> amax(v);
-    constexpr int kWords = Packed<T>::kWords;
-    spread_merge<T, kWords, 3, 2>(amax.word, at.lane);
-    const int first = first_word_after_spread<kWords, 3, 2>(at.lane) * ColumnAmax<T>::kPerWord;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      column_amax[t >> 5 & 1][at.column + first + i] = unpacked_bits<T>(amax.word, i);
-    }
-  }
+  if (p.rows.data) reduce_rows(v, at, row_amax);
+  if (p.transposed.data) reduce_columns(v, at, column_amax);
   __syncthreads();
   if (p.rows.data) {
     const std::uint32_t amax = max_u32(row_amax[0][t], row_amax[1][t]);

@@ -52,26 +52,8 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T,
 
   ThreadTile<T> v;
   load_tile<T, A>(v, p.x, m, k);
-  if (by_row) {
-    RowAmax<T> amax(v);
-    constexpr int kWords = RowAmax<T>::kWords;
-    spread_merge<T, kWords, 0, 3>(amax.word, at.lane);
-    const int first = first_word_after_spread<kWords, 0, 3>(at.lane) * RowAmax<T>::kPerWord;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      row_amax[t >> 6][at.row + first + i] = unpacked_bits<T>(amax.word, i);
-    }
-  }
-  if (by_column) {
-    ColumnAmax<T> amax(v);
-    constexpr int kWords = Packed<T>::kWords;
-    spread_merge<T, kWords, 3, 2>(amax.word, at.lane);
-    const int first = first_word_after_spread<kWords, 3, 2>(at.lane) * ColumnAmax<T>::kPerWord;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      column_amax[t >> 5 & 1][at.column + first + i] = unpacked_bits<T>(amax.word, i);
-    }
-  }
+  if (by_row) reduce_rows(v, at, row_amax);
+  if (by_column) reduce_columns(v, at, column_amax);
   if (whole) {
     ColumnAmax<T> amax(v);
     std::uint32_t all[1] = {0};

@@ -313,4 +313,33 @@ OCTAVO_DEVICE std::uint32_t unpacked_bits(const std::uint32_t (&words)[N], int i
   return internal::bits_of(P::to_float(i % 2 == 0 ? word & 0xFFFFu : word >> 16));
 }
 
+/// Amaxes of the tile's rows as fp32 bits: a warp reduces 64 columns, so the maximum of out[0][r]
+/// and out[1][r], after a __syncthreads, is row r's.
+template <DType T>
+OCTAVO_DEVICE void reduce_rows(const ThreadTile<T>& tile, const TileThread& at,
+                               std::uint32_t (&out)[2][kTile]) {
+  RowAmax<T> amax(tile);
+  constexpr int kWords = RowAmax<T>::kWords;
+  spread_merge<T, kWords, 0, 3>(amax.word, at.lane);
+  const int first = first_word_after_spread<kWords, 0, 3>(at.lane) * RowAmax<T>::kPerWord;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    out[threadIdx.x >> 6][at.row + first + i] = unpacked_bits<T>(amax.word, i);
+  }
+}
+
+/// The same for the tile's columns, of which a warp reduces 64 rows.
+template <DType T>
+OCTAVO_DEVICE void reduce_columns(const ThreadTile<T>& tile, const TileThread& at,
+                                  std::uint32_t (&out)[2][kTile]) {
+  ColumnAmax<T> amax(tile);
+  constexpr int kWords = Packed<T>::kWords;
+  spread_merge<T, kWords, 3, 2>(amax.word, at.lane);
+  const int first = first_word_after_spread<kWords, 3, 2>(at.lane) * ColumnAmax<T>::kPerWord;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    out[threadIdx.x >> 5 & 1][at.column + first + i] = unpacked_bits<T>(amax.word, i);
+  }
+}
+
 }  // namespace octavo::gpu

@@ -10,9 +10,9 @@
 #include "octavo/gemm/scaled_mm.h"
 #include "octavo/ops/bias_gradient.h"
 #include "octavo/ops/float8_linear_ops.h"
-#include "octavo/ops/meta.h"
 #include "octavo/ops/names.h"
 #include "octavo/ops/scale_layout.h"
+#include "octavo/quantize/allocate.h"
 #include "octavo/quantize/architecture_of.h"
 #include "octavo/quantize/quantize.h"
 
@@ -58,6 +58,11 @@ ScaledTensor from_bytes(const char* scale_name, const at::Tensor& bytes, const a
   return out;
 }
 
+// What stands for an output nobody asked for.
+at::Tensor absent(const at::Tensor& like, at::ScalarType dtype) {
+  return empty_on(like.device(), {0}, dtype);
+}
+
 void check_matching_sizes(const at::Tensor& x, const at::Tensor& w,
                           const std::optional<at::Tensor>& bias) {
   TORCH_CHECK(x.size(-1) == w.size(1),
@@ -93,10 +98,10 @@ ForwardResult forward_kernel(const at::Tensor& x, const at::Tensor& w,
                                   .bias = bias,
                                   .fast_accumulation = spec.forward.fast_accumulation});
   return {with_leading_sizes_of(y, x),
-          keep_x ? to_bytes(x_fp8.transposed.data) : nothing(x, at::kByte),
-          keep_x ? scale_bytes(x_fp8.transposed) : nothing(x, at::kFloat),
-          keep_w ? to_bytes(w_fp8.transposed.data) : nothing(x, at::kByte),
-          keep_w ? scale_bytes(w_fp8.transposed) : nothing(x, at::kFloat)};
+          keep_x ? to_bytes(x_fp8.transposed.data) : absent(x, at::kByte),
+          keep_x ? scale_bytes(x_fp8.transposed) : absent(x, at::kFloat),
+          keep_w ? to_bytes(w_fp8.transposed.data) : absent(x, at::kByte),
+          keep_w ? scale_bytes(w_fp8.transposed) : absent(x, at::kFloat)};
 }
 
 BackwardResult backward_kernel(const at::Tensor& dy, const std::optional<at::Tensor>& x,
@@ -114,7 +119,7 @@ BackwardResult backward_kernel(const at::Tensor& dy, const std::optional<at::Ten
                                       .transposed = dw_fp8 ? spec.dw.a : std::nullopt});
   }
 
-  at::Tensor dx = nothing(dy, dy.scalar_type());
+  at::Tensor dx = absent(dy, dy.scalar_type());
   if (w) {
     const ScaledTensor w_KN = w_scale ? from_bytes("w_scale", *w, *w_scale, *spec.dx.b)
                                       : quantize_operand(*w, {.transposed = spec.dx.b}).transposed;
@@ -125,7 +130,7 @@ BackwardResult backward_kernel(const at::Tensor& dy, const std::optional<at::Ten
     dy_fp8.rows = {};  // its memory can hold dw
   }
 
-  at::Tensor dw = nothing(dy, dw_dtype);
+  at::Tensor dw = absent(dy, dw_dtype);
   if (dw_fp8) {
     dw = scaled_mm(dy_fp8.transposed, from_bytes("x_scale", *x, *x_scale, *spec.dw.b),
                    {.out_dtype = dw_dtype, .fast_accumulation = spec.dw.fast_accumulation});
@@ -134,7 +139,7 @@ BackwardResult backward_kernel(const at::Tensor& dy, const std::optional<at::Ten
     if (dw.scalar_type() != dw_dtype) dw = dw.to(dw_dtype);
   }
 
-  at::Tensor dbias = nothing(dy, dbias_dtype.value_or(at::kFloat));
+  at::Tensor dbias = absent(dy, dbias_dtype.value_or(at::kFloat));
   if (dbias_dtype) dbias = bias_gradient(dy_MN, *dbias_dtype);
   return {dx, dw, dbias};
 }

@@ -27,7 +27,7 @@ void decode_matrix(benchmark::State& state, ScaleKind kind, std::int64_t block_c
   const auto data = finite_bytes(rows * columns, format);
   std::vector<float> out(static_cast<std::size_t>(rows * columns));
   const std::int64_t blocks = (columns + block_columns - 1) / block_columns;
-  const std::vector<float> factors(static_cast<std::size_t>(rows * blocks), 1.5f);
+  const std::vector<float> scales(static_cast<std::size_t>(rows * blocks), 1.5f);
   const std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * blocks), 127);
   const DecodeArgs args{
       .data = data.data(),
@@ -37,7 +37,7 @@ void decode_matrix(benchmark::State& state, ScaleKind kind, std::int64_t block_c
       .out = out.data(),
       .out_row_stride = columns,
       .scale_kind = kind,
-      .scale = kind == ScaleKind::kE8M0 ? static_cast<const void*>(codes.data()) : factors.data(),
+      .scale = kind == ScaleKind::kE8M0 ? static_cast<const void*>(codes.data()) : scales.data(),
       .scale_row_stride = blocks,
       .scale_column_stride = 1,
       .block_rows = 1,

@@ -17,8 +17,8 @@ OCTAVO_HOST_DEVICE constexpr float decode_e8m0(std::uint8_t code) {
   return internal::float_of(static_cast<std::uint32_t>(code) << 23);
 }
 
-/// The factor that multiplies into FP8 for an e8m0 code: 1 / decode_e8m0(code) = 2^(127 - code),
-/// exact. Code 254 gives 2^-127, an fp32 subnormal; 255 gives NaN.
+/// inv_scale for an e8m0 code: 1 / decode_e8m0(code) = 2^(127 - code), exact. Code 254 gives
+/// 2^-127, an fp32 subnormal; 255 gives NaN.
 OCTAVO_HOST_DEVICE constexpr float inv_scale_e8m0(std::uint8_t code) {
   if (code == kE8M0NaN) return internal::float_of(internal::kQuietNaNBits);
   return decode_e8m0(static_cast<std::uint8_t>(254 - code));

@@ -28,10 +28,10 @@ enum class MxRounding : std::uint8_t {
 /// stays finite in fp32. Its value is torchao's EPS, for bit equality.
 inline constexpr double kAmaxFloor = 1e-12;
 
-/// The factor that multiplies into FP8: fp32(max / max(fp64(amax), 1e-12)), rounded once, and with
+/// inv_scale, which multiplies into FP8: fp32(max / max(fp64(amax), 1e-12)), rounded once, and with
 /// kPowerOfTwo then down to a power of two.
 ///
-/// amax: fp32, not negative. 0 gives a finite factor, Inf gives 0, NaN gives NaN: with both
+/// amax: fp32, not negative. 0 gives a finite inv_scale, Inf gives 0, NaN gives NaN: with both
 /// roundings, since clearing the mantissa of a NaN would make it Inf. Always a normal fp32 for
 /// finite amax. Bit-exact on every backend: fp64 division rounded to fp32 has the bits of fp32
 /// division (53 >= 2 * 24 + 2), so a kernel may divide in fp32 above the floor.
@@ -44,7 +44,8 @@ OCTAVO_HOST_DEVICE constexpr float inv_scale_of(float amax, Format format, Scale
   return internal::float_of(internal::bits_of(inv_scale) & internal::kInfinityBits);
 }
 
-/// The dequantisation factor: fp32(1 / inv_scale). inv_scale 0 (amax Inf) gives Inf, NaN gives NaN.
+/// scale, which leads back (value = data * scale): fp32(1 / inv_scale). inv_scale 0 (amax Inf)
+/// gives Inf, NaN gives NaN.
 OCTAVO_HOST_DEVICE constexpr float scale_of(float inv_scale) {
   // Spelled out because division by zero is not a constant expression.
   if (inv_scale == 0.0f) return internal::float_of(internal::kInfinityBits);

@@ -66,7 +66,7 @@ struct LayoutTarget {
   MxRounding mx_rounding = MxRounding::kRceil;
   std::uint8_t* data = nullptr;  ///< the layout's bytes, row-major
   std::int64_t stride = 0;       ///< bytes from one of its rows to the next
-  /// kWhole (1), kRow (M) and kColumn (K): the factors to multiply with, known before the pass.
+  /// kWhole (1), kRow (M) and kColumn (K): known before the pass.
   const float* inv_scale = nullptr;
   /// Blocks whose scales the pass computes: fp32 scales or e8m0 codes are written here, the scale
   /// of block (i, j) of x's rows x columns at [i * scale_row_stride + j * scale_column_stride].

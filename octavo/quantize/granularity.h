@@ -11,7 +11,7 @@ namespace octavo {
 struct Granularity {
   std::int64_t block_rows = 0;
   std::int64_t block_columns = 0;
-  /// True for MX: the scale is an e8m0 code, not an fp32 factor.
+  /// True for MX: the scale is an e8m0 code, not an fp32 number.
   bool mx = false;
 
   friend constexpr bool operator==(const Granularity&, const Granularity&) = default;

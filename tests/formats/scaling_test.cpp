@@ -68,7 +68,7 @@ TEST(Scaling, InvScaleIsTheFormula) {
   }
 }
 
-TEST(Scaling, FiniteAmaxGivesNormalFactors) {
+TEST(Scaling, FiniteAmaxGivesNormalScales) {
   for (Format format : kAllFormats) {
     for (ScaleRounding rounding : kBothRoundings) {
       for (float amax : amaxes()) {

@@ -86,13 +86,13 @@ TEST(Decode, ScalesOfBlocksInStridedMatrices) {
           const std::int64_t scale_rows = (kRows + block.rows - 1) / block.rows;
           const std::int64_t scale_columns = (kColumns + block.columns - 1) / block.columns;
           const std::int64_t count = scale_rows * scale_columns;
-          std::vector<float> factors(static_cast<std::size_t>(count));
+          std::vector<float> scales(static_cast<std::size_t>(count));
           std::vector<std::uint8_t> codes(static_cast<std::size_t>(count));
           for (std::int64_t i = 0; i < count; ++i) {
-            factors[i] = 0.3f + 0.01f * static_cast<float>(i);
+            scales[i] = 0.3f + 0.01f * static_cast<float>(i);
             codes[i] = static_cast<std::uint8_t>(i * 53);  // 0 and 255 among them
           }
-          if (count > 2) factors[2] = std::bit_cast<float>(0x7FC00000u);
+          if (count > 2) scales[2] = std::bit_cast<float>(0x7FC00000u);
           const bool column_major = block.columns > 32;
           std::vector<float> out(static_cast<std::size_t>(kRows * kColumns), kUnwritten);
           decode_rows({.data = data.data(),
@@ -102,7 +102,7 @@ TEST(Decode, ScalesOfBlocksInStridedMatrices) {
                        .out = out.data(),
                        .out_row_stride = kColumns,
                        .scale_kind = kind,
-                       .scale = kind == ScaleKind::kFloat ? static_cast<const void*>(factors.data())
+                       .scale = kind == ScaleKind::kFloat ? static_cast<const void*>(scales.data())
                                                           : codes.data(),
                        .scale_row_stride = column_major ? 1 : scale_columns,
                        .scale_column_stride = column_major ? scale_rows : 1,
@@ -118,7 +118,7 @@ TEST(Decode, ScalesOfBlocksInStridedMatrices) {
               }
               const std::int64_t i = r / block.rows, j = c / block.columns;
               const std::int64_t at = column_major ? j * scale_rows + i : i * scale_columns + j;
-              const float scale = kind == ScaleKind::kFloat ? factors[at] : decode_e8m0(codes[at]);
+              const float scale = kind == ScaleKind::kFloat ? scales[at] : decode_e8m0(codes[at]);
               const float expected = decode(format, data[r * kStride + c]) * scale;
               if (expected != expected) {  // which NaN survives a product is the processor's choice
                 ASSERT_TRUE(got != got) << target << " " << name(format) << " (" << r << ", " << c;

@@ -61,7 +61,7 @@ TEST(QuantizeRows, EveryBFloat16) {
 TEST(QuantizeRows, EveryFloat16) {
   expect_cast(every_finite_pattern<std::uint16_t>(HighPrecision::kFloat16),
               HighPrecision::kFloat16);
-  // The largest factor there is: fp16 subnormals must not be lost before the product.
+  // The largest inv_scale there is: fp16 subnormals must not be lost before the product.
   expect_cast(every_finite_pattern<std::uint16_t>(HighPrecision::kFloat16), HighPrecision::kFloat16,
               4.48e14f);
 }

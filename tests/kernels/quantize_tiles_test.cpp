@@ -74,8 +74,8 @@ struct Case {
   }
 };
 
-// The factor of element (r, c) of x, from the definition.
-float factor(const Case& x, const Output& out, std::int64_t r, std::int64_t c) {
+// inv_scale of element (r, c) of x, from the definition.
+float inv_scale(const Case& x, const Output& out, std::int64_t r, std::int64_t c) {
   const LayoutTarget& t = out.target;
   if (t.blocks == Blocks::kWhole) return out.given[0];
   if (t.blocks == Blocks::kRow) return out.given[static_cast<std::size_t>(r)];
@@ -98,13 +98,14 @@ float factor(const Case& x, const Output& out, std::int64_t r, std::int64_t c) {
 void expect_layout(const Case& x, const Output& out, bool transposed, const std::string& what) {
   const auto [height, width] = out.block();
   std::vector<std::uint8_t> want(out.bytes.size(), kUntouched);
-  std::vector<std::vector<float>> block_factor(
+  std::vector<std::vector<float>> block_inv_scale(
       static_cast<std::size_t>((x.m + height - 1) / height));
   for (std::int64_t i = 0; i * height < x.m; ++i) {
     for (std::int64_t j = 0; j * width < x.k; ++j) {
-      block_factor[static_cast<std::size_t>(i)].push_back(factor(x, out, i * height, j * width));
+      block_inv_scale[static_cast<std::size_t>(i)].push_back(
+          inv_scale(x, out, i * height, j * width));
       if (out.target.inv_scale != nullptr) continue;
-      const float inv = block_factor[static_cast<std::size_t>(i)].back();
+      const float inv = block_inv_scale[static_cast<std::size_t>(i)].back();
       const auto at = static_cast<std::size_t>(i * out.target.scale_row_stride + j);
       if (width == 32 || height == 32) {
         const int code = std::isnan(inv) ? 255 : 127 - std::ilogb(inv);
@@ -118,8 +119,8 @@ void expect_layout(const Case& x, const Output& out, bool transposed, const std:
   }
   for (std::int64_t r = 0; r < x.m; ++r) {
     for (std::int64_t c = 0; c < x.k; ++c) {
-      const float inv =
-          block_factor[static_cast<std::size_t>(r / height)][static_cast<std::size_t>(c / width)];
+      const float inv = block_inv_scale[static_cast<std::size_t>(r / height)]
+                                       [static_cast<std::size_t>(c / width)];
       const std::int64_t at =
           kGuard + (transposed ? c * out.target.stride + r : r * out.target.stride + c);
       want[static_cast<std::size_t>(at)] = reference::quantize(out.target.format, x.at(r, c), inv);
@@ -152,7 +153,7 @@ TEST(QuantizeTiles, SizesBlocksAndGuards) {
         for (std::int64_t cpu : cpu_targets()) {
           use_cpu_target(cpu);
           const Blocks of_transposed = kRowsBlocks[(i + static_cast<std::size_t>(turn)) % 8];
-          // Factors that are given promise finite elements.
+          // inv_scales that are given promise finite elements.
           const bool given = !std::isfinite(x.at(m - 1, k / 2));
           if (given && (kRowsBlocks[i] <= Blocks::kColumn || of_transposed <= Blocks::kColumn)) {
             continue;

@@ -23,8 +23,8 @@ QuantizedOperand quantize_both(const at::Tensor& x, const LayoutSpec& layout) {
   return quantize_operand(x, {.rows = layout, .transposed = layout});
 }
 
-// The factor that multiplied into FP8 is a power of two here, so that 1 / scale is exact.
-float multiplier(const ScaledTensor& q, std::int64_t block = 0) {
+// inv_scale is a power of two here, so that 1 / scale is exact.
+float inv_scale(const ScaledTensor& q, std::int64_t block = 0) {
   return 1.0f / q.scale.flatten()[block].item<float>();
 }
 
@@ -77,7 +77,7 @@ TEST(ScalingAndQuantising, Float16InputHasFloat32Scales) {
   // fp16(1e-3) = 1049 * 2^-20; max over it is beyond fp16's 65504.
   const float amax = std::ldexp(1049.0f, -20);
   EXPECT_EQ(q.scale.item<float>(), 1.0f / (limits(Format::kE4M3FN).max / amax));
-  EXPECT_GT(multiplier(q), 447000.0f);
+  EXPECT_GT(inv_scale(q), 447000.0f);
   EXPECT_EQ(bytes_of(q.data)[0], 0x7E);
 }
 
@@ -173,8 +173,8 @@ TEST(ScalingAndQuantising, PowerOfTwoIsFoundWithoutALogarithm) {
   const at::Tensor x = at::tensor({amax, 0.5f}).view({1, 2});
   const LayoutSpec layout{.scale_rounding = ScaleRounding::kPowerOfTwo};
   const ScaledTensor q = quantize_operand(x, {.rows = layout}).rows;
-  EXPECT_EQ(multiplier(q), 128.0f);
-  EXPECT_EQ(multiplier(quantize_operand(at::tensor({1.75f}).view({1, 1}), {.rows = layout}).rows),
+  EXPECT_EQ(inv_scale(q), 128.0f);
+  EXPECT_EQ(inv_scale(quantize_operand(at::tensor({1.75f}).view({1, 1}), {.rows = layout}).rows),
             256.0f);
 }
 

@@ -21,16 +21,16 @@ inline std::uint8_t cast(Format format, float x) {
   return encoders[static_cast<int>(format)](x, Overflow::kSaturate);
 }
 
-/// The factor that multiplies into FP8.
+/// inv_scale, which multiplies into FP8.
 inline float inv_scale(Format format, float amax, ScaleRounding rounding) {
   if (std::isnan(amax)) return std::numeric_limits<float>::quiet_NaN();
   const double floored = std::max(static_cast<double>(amax), 1e-12);
-  const float factor = static_cast<float>(limits(format).max / floored);
-  if (rounding == ScaleRounding::kNone || factor == 0) return factor;
-  return std::ldexp(1.0f, std::ilogb(factor));
+  const float inv_scale = static_cast<float>(limits(format).max / floored);
+  if (rounding == ScaleRounding::kNone || inv_scale == 0) return inv_scale;
+  return std::ldexp(1.0f, std::ilogb(inv_scale));
 }
 
-/// The dequantisation factor.
+/// scale, which leads back.
 inline float scale(float inv_scale) {
   return static_cast<float>(1.0 / static_cast<double>(inv_scale));
 }

@@ -85,7 +85,7 @@ TEST(TorchScale, EveryBf16AndFp16MxCode) {
   }
 }
 
-// A named difference: just above 448 * 2^-k an fp32 log2 returns a whole number, and the factor
+// A named difference: just above 448 * 2^-k an fp32 log2 returns a whole number, and inv_scale
 // doubles: amax * inv_scale is then above the format's maximum and clamped.
 TEST(TorchScaleDifferences, PowerOfTwoOfAnFp32Amax) {
   const float amax = std::nextafter(1.75f, 2.0f);

@@ -25,7 +25,7 @@ HWY_NOINLINE void CastSlowly(const typename T::Bits* x, std::int64_t n, float in
   }
 }
 
-/// kChunk elements, the halves of the chunk with a factor each.
+/// kChunk elements, the halves of the chunk with an inv_scale each.
 template <class T, int kMantissa>
 HWY_INLINE void CastChunk(const Encoder<kMantissa>& encoder, const typename T::Bits* x, VF first,
                           VF second, std::uint8_t* out) {
@@ -79,8 +79,8 @@ HWY_INLINE void CastMxRow(const Encoder<kMantissa>& encoder, const typename T::B
   }
 }
 
-/// A column's factors in the lane order of a chunk, so that they are plain loads for CastByColumn:
-/// n is a multiple of kChunk.
+/// The columns' inv_scales in the lane order of a chunk, so that they are plain loads for
+/// CastByColumn: n is a multiple of kChunk.
 template <class T>
 HWY_INLINE void LaneOrder(const float* inv_scale, std::int64_t n, float* out) {
   if constexpr (!T::kInterleaved) {
@@ -97,15 +97,15 @@ HWY_INLINE void LaneOrder(const float* inv_scale, std::int64_t n, float* out) {
   }
 }
 
-/// out[i] = cast(x[i] * factor of column i), n a multiple of kChunk, factors from LaneOrder() and
-/// all of them finite_block().
+/// out[i] = cast(x[i] * inv_scale of column i), n a multiple of kChunk, inv_scales from LaneOrder()
+/// and all of them is_finite_block().
 template <class T, int kMantissa>
 HWY_INLINE void CastByColumn(const Encoder<kMantissa>& encoder, const typename T::Bits* x,
-                             std::int64_t n, const float* factors, std::uint8_t* out) {
+                             std::int64_t n, const float* inv_scales, std::uint8_t* out) {
   const DF f;
   for (std::int64_t i = 0; i < n; i += kChunk) {
     const Chunk c = T::Load(x + i);
-    const float* s = factors + i;
+    const float* s = inv_scales + i;
     const Chunk scaled = {hn::Mul(c.v0, hn::LoadU(f, s)), hn::Mul(c.v1, hn::LoadU(f, s + kLanes)),
                           hn::Mul(c.v2, hn::LoadU(f, s + 2 * kLanes)),
                           hn::Mul(c.v3, hn::LoadU(f, s + 3 * kLanes))};

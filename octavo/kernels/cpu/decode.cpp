@@ -75,11 +75,11 @@ HWY_INLINE void DecodeStep(const std::uint8_t* HWY_RESTRICT data, float scale,
     }
     return;
   }
-  const auto factor = hn::Set(df, scale);
+  const auto scales = hn::Set(df, scale);
 #pragma GCC unroll 8  // 4 vectors with AVX2; -O2 keeps the loop, a third of its instructions
   for (std::size_t i = 0; i < count; i += hn::Lanes(df)) {
     auto value = DecodeFinite<kFormat>(data + i);
-    if constexpr (kScaled) value = hn::Mul(value, factor);
+    if constexpr (kScaled) value = hn::Mul(value, scales);
     hn::StoreU(value, df, out + i);
   }
 }

@@ -9,7 +9,7 @@ namespace octavo::kernels {
 /// What the scale pointer of a DecodeArgs points to.
 enum class ScaleKind : std::uint8_t {
   kNone,   ///< no scale: out = decode(data)
-  kFloat,  ///< fp32 factors
+  kFloat,  ///< fp32 scales
   kE8M0,   ///< e8m0 codes
 };
 

@@ -35,8 +35,8 @@ struct Scratch {
   TileAmax amax;
 };
 
-// A layout's factors for one tile.
-struct Factors {
+// A layout's inv_scales for one tile.
+struct InvScales {
   enum class Along : std::uint8_t {
     kRow,       // [0][r]: one for the columns of row r
     kMxRow,     // [b][r]: row r, columns 32 b to 32 b + 31
@@ -84,15 +84,15 @@ void JoinStrips(const float (*strips)[kTile], std::int64_t count, std::int64_t n
 }
 
 template <class T>
-void FactorsAlongRows(const LayoutTarget& t, const Tile<T>& tile, const TileAmax& amax,
-                      Factors& out) {
+void InvScalesAlongRows(const LayoutTarget& t, const Tile<T>& tile, const TileAmax& amax,
+                        InvScales& out) {
   const std::int64_t blocks = (tile.columns + 31) / 32;
   const std::int64_t across = tile.column / kTile * t.scale_column_stride;
-  out.along = Factors::Along::kRow;
+  out.along = InvScales::Along::kRow;
   float joined[kTile];
   switch (t.blocks) {
     case Blocks::kMx1x32:
-      out.along = Factors::Along::kMxRow;
+      out.along = InvScales::Along::kMxRow;
       for (std::int64_t b = 0; b < blocks; ++b) {
         BlockScales(t, amax.by_row[b], tile.rows, out.at[b],
                     tile.row * t.scale_row_stride + (tile.column / 32 + b) * t.scale_column_stride,
@@ -124,13 +124,13 @@ void FactorsAlongRows(const LayoutTarget& t, const Tile<T>& tile, const TileAmax
 }
 
 template <class T>
-void FactorsAlongColumns(const LayoutTarget& t, const Tile<T>& tile, const TileAmax& amax,
-                         Factors& out) {
+void InvScalesAlongColumns(const LayoutTarget& t, const Tile<T>& tile, const TileAmax& amax,
+                           InvScales& out) {
   const std::int64_t strips = (tile.rows + 31) / 32;
   const std::int64_t down = tile.column * t.scale_column_stride;
-  out.along = Factors::Along::kColumn;
+  out.along = InvScales::Along::kColumn;
   if (t.blocks == Blocks::kMx32x1) {
-    out.along = Factors::Along::kMxColumn;
+    out.along = InvScales::Along::kMxColumn;
     for (std::int64_t s = 0; s < strips; ++s) {
       BlockScales(t, amax.by_column[s], tile.columns, out.at[s],
                   (tile.row / 32 + s) * t.scale_row_stride + down, t.scale_column_stride);
@@ -146,7 +146,7 @@ void FactorsAlongColumns(const LayoutTarget& t, const Tile<T>& tile, const TileA
   }
   const std::int64_t padded = RoundUp(tile.columns, kChunk);
   out.finite = true;
-  for (std::int64_t s = 0; s < (out.along == Factors::Along::kMxColumn ? strips : 1); ++s) {
+  for (std::int64_t s = 0; s < (out.along == InvScales::Along::kMxColumn ? strips : 1); ++s) {
     out.finite &= AllFinite(out.at[s], tile.columns);
     for (std::int64_t c = tile.columns; c < padded; ++c) out.at[s][c] = 1.0f;
     LaneOrder<T>(out.at[s], padded, out.lane_order[s]);
@@ -154,46 +154,46 @@ void FactorsAlongColumns(const LayoutTarget& t, const Tile<T>& tile, const TileA
 }
 
 template <class T>
-void FactorsOf(const LayoutTarget& t, const Tile<T>& tile, const TileAmax& amax, Factors& out) {
+void InvScalesOf(const LayoutTarget& t, const Tile<T>& tile, const TileAmax& amax, InvScales& out) {
   if (t.blocks == Blocks::kColumn || BlocksNeedColumnAmax(&t)) {
-    FactorsAlongColumns(t, tile, amax, out);
+    InvScalesAlongColumns(t, tile, amax, out);
   } else {
-    FactorsAlongRows(t, tile, amax, out);
+    InvScalesAlongRows(t, tile, amax, out);
   }
 }
 
 // Row r of the tile, padded to the next chunk.
 template <class T, int kMantissa>
 HWY_INLINE void CastTileRow(const Encoder<kMantissa>& encoder, const Tile<T>& tile, std::int64_t r,
-                            std::int64_t padded, Format format, const Factors& factors,
+                            std::int64_t padded, Format format, const InvScales& inv_scales,
                             std::uint8_t* out) {
   const typename T::Bits* x = tile.x + r * tile.stride;
-  switch (factors.along) {
-    case Factors::Along::kRow:
-      CastUniform<T>(encoder, x, padded, factors.at[0][r], format, out);
+  switch (inv_scales.along) {
+    case InvScales::Along::kRow:
+      CastUniform<T>(encoder, x, padded, inv_scales.at[0][r], format, out);
       return;
-    case Factors::Along::kMxRow: {
-      const float of_row[kStrips] = {factors.at[0][r], factors.at[1][r], factors.at[2][r],
-                                     factors.at[3][r]};
+    case InvScales::Along::kMxRow: {
+      const float of_row[kStrips] = {inv_scales.at[0][r], inv_scales.at[1][r], inv_scales.at[2][r],
+                                     inv_scales.at[3][r]};
       CastMxRow<T>(encoder, x, tile.columns, of_row, format, out);
       return;
     }
     default:
       break;
   }
-  const std::int64_t strip = factors.along == Factors::Along::kMxColumn ? r / 32 : 0;
-  if (HWY_LIKELY(factors.finite)) {
-    CastByColumn<T>(encoder, x, padded, factors.lane_order[strip], out);
+  const std::int64_t strip = inv_scales.along == InvScales::Along::kMxColumn ? r / 32 : 0;
+  if (HWY_LIKELY(inv_scales.finite)) {
+    CastByColumn<T>(encoder, x, padded, inv_scales.lane_order[strip], out);
     return;
   }
   for (std::int64_t c = 0; c < tile.columns; ++c) {
-    out[c] = quantize_element(value_of(T::kType, x[c]), factors.at[strip][c], format);
+    out[c] = quantize_element(value_of(T::kType, x[c]), inv_scales.at[strip][c], format);
   }
 }
 
 // A layout of the tile on its way to `out`.
 struct Cast {
-  const Factors* factors;
+  const InvScales* inv_scales;
   std::uint8_t* out;
   std::int64_t stride;
 };
@@ -225,9 +225,10 @@ void CastTile(const Tile<T>& tile, Format format, const Soon& soon, const Cast& 
   const std::int64_t padded = RoundUp(tile.columns, kChunk);
   for (std::int64_t r = 0; r < tile.rows; ++r) {
     PrefetchSoon(soon, tile, r, first);
-    CastTileRow<T>(encoder, tile, r, padded, format, *first.factors, first.out + r * first.stride);
+    CastTileRow<T>(encoder, tile, r, padded, format, *first.inv_scales,
+                   first.out + r * first.stride);
     if (second != nullptr) {
-      CastTileRow<T>(encoder, tile, r, padded, format, *second->factors,
+      CastTileRow<T>(encoder, tile, r, padded, format, *second->inv_scales,
                      second->out + r * second->stride);
     }
   }
@@ -272,7 +273,7 @@ bool SameBytes(const LayoutTarget& a, const LayoutTarget& b) {
 template <class T>
 struct Work {
   Scratch<T> scratch;
-  Factors rows, transposed;
+  InvScales rows, transposed;
 };
 
 // The tile as the casts want it, in scratch.x unless they can read it where it is.
@@ -303,8 +304,8 @@ void QuantizeTile(const ConstMatrix& x, Tile<T> tile, const LayoutTarget* rows,
                   const LayoutTarget* transposed, Work<T>& work) {
   Scratch<T>& scratch = work.scratch;
   PrepareTile(x, rows, transposed, tile, scratch);
-  if (rows != nullptr) FactorsOf(*rows, tile, scratch.amax, work.rows);
-  if (transposed != nullptr) FactorsOf(*transposed, tile, scratch.amax, work.transposed);
+  if (rows != nullptr) InvScalesOf(*rows, tile, scratch.amax, work.rows);
+  if (transposed != nullptr) InvScalesOf(*transposed, tile, scratch.amax, work.transposed);
 
   Soon soon;
   soon.right = tile.right && tile.x != scratch.x;

@@ -18,9 +18,9 @@ constexpr std::int64_t tile_count(std::int64_t rows, std::int64_t columns) {
 /// Quantises the tiles [begin, end) of x into one or both layouts, reading x once from memory.
 ///
 /// rows: target with data (M, K); transposed: target with data (K, M); either may be null, both
-/// blocks are those of x's rows x columns. kWhole, kRow and kColumn factors are given; the scales
-/// of the other blocks are computed from the tile and written. Any strides, any sizes. Numerics:
-/// formats/scaling.h, bit for bit.
+/// blocks are those of x's rows x columns. kWhole, kRow and kColumn inv_scales are given; the
+/// scales of the other blocks are computed from the tile and written. Any strides, any sizes.
+/// Numerics: formats/scaling.h, bit for bit.
 void quantize_tiles(const ConstMatrix& x, std::int64_t begin, std::int64_t end,
                     const LayoutTarget* rows, const LayoutTarget* transposed);
 

@@ -6,7 +6,8 @@
 namespace octavo::gpu {
 namespace {
 
-struct Factors {
+// What the rows of one layout are scaled by.
+struct Scales {
   const float* amax;
   float* scale;
   int stride;  // 1: one for every row of the layout, 0: one for the tensor
@@ -15,14 +16,14 @@ struct Factors {
 struct Params {
   Source x;
   Sink rows, transposed;
-  Factors row, column;
+  Scales row, column;
   Format format;
   ScaleRounding rounding;
 };
 
 // inv_scale of the layout's row `index`; whoever has `writes` also stores its scale.
-OCTAVO_DEVICE float factor(const Factors& f, std::int64_t index, std::int64_t extent, bool writes,
-                           Format format, ScaleRounding rounding) {
+OCTAVO_DEVICE float inv_scale_at(const Scales& f, std::int64_t index, std::int64_t extent,
+                                 bool writes, Format format, ScaleRounding rounding) {
   if (!f.amax || index >= extent) return 0.0f;
   const std::int64_t at = index * f.stride;
   const float inv_scale = inv_scale_on_device(f.amax[at], format, rounding);
@@ -33,8 +34,8 @@ OCTAVO_DEVICE float factor(const Factors& f, std::int64_t index, std::int64_t ex
 template <DType T, class Encoder, Access A>
 __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T, A>()))
     cast_kernel(const Params p) {
-  __shared__ __align__(16) float row_factors[kTile];
-  __shared__ __align__(16) float column_factors[kTile];
+  __shared__ __align__(16) float row_inv_scales[kTile];
+  __shared__ __align__(16) float column_inv_scales[kTile];
   const Encoder encoder(p.format);
   const TileThread at;
   const TileOrigin tile(p.x);
@@ -42,18 +43,18 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T,
 
   ThreadTile<T> v;
   load_tile<T, A>(v, p.x, m, k);
-  row_factors[threadIdx.x] =
-      factor(p.row, tile.m + threadIdx.x, p.x.rows, tile.k == 0, encoder.format(), p.rounding);
-  column_factors[threadIdx.x] = factor(p.column, tile.k + threadIdx.x, p.x.columns, tile.m == 0,
-                                       encoder.format(), p.rounding);
+  row_inv_scales[threadIdx.x] = inv_scale_at(p.row, tile.m + threadIdx.x, p.x.rows, tile.k == 0,
+                                             encoder.format(), p.rounding);
+  column_inv_scales[threadIdx.x] = inv_scale_at(p.column, tile.k + threadIdx.x, p.x.columns,
+                                                tile.m == 0, encoder.format(), p.rounding);
   __syncthreads();
   if (!is_present<A>(p.x, m, k)) return;
-  convert_and_store<T, Encoder, A>(v, encoder, &row_factors[at.row], &column_factors[at.column],
-                                   p.rows, p.transposed, p.x, m, k);
+  convert_and_store<T, Encoder, A>(v, encoder, &row_inv_scales[at.row],
+                                   &column_inv_scales[at.column], p.rows, p.transposed, p.x, m, k);
 }
 
 // With K or M zero there is no tile, but the layout's rows still have scales.
-__global__ void scales_of_zero(Factors f, std::int64_t count, Format format,
+__global__ void scales_of_zero(Scales f, std::int64_t count, Format format,
                                ScaleRounding rounding) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < count) f.scale[i] = scale_on_device(inv_scale_on_device(0.0f, format, rounding));
@@ -83,7 +84,7 @@ void cast(const CastArgs& args, Stream stream) {
            args.format,
            args.rounding};
   if (x.rows == 0 || x.columns == 0) {
-    const auto fill = [&](const Factors& f, std::int64_t extent) {
+    const auto fill = [&](const Scales& f, std::int64_t extent) {
       const std::int64_t count = f.stride == 1 ? extent : 1;
       if (!f.scale || count == 0) return;
       scales_of_zero<<<static_cast<unsigned>(ceil_div(count, 256)), 256, 0, native>>>(

@@ -10,7 +10,7 @@ struct CastLayout {
   /// amax of the layout's rows: rows (M), transposed (K); or one for the whole tensor. fp32.
   const float* amax = nullptr;
   bool per_row = true;     ///< false: amax and scale are one number for the whole tensor
-  float* scale = nullptr;  ///< the dequantisation factors, as many as amax; may be null
+  float* scale = nullptr;  ///< as many as amax; may be null
 };
 
 /// Quantises x (M, K) with scales that follow from known amaxes, both layouts in one read:

@@ -28,8 +28,8 @@ template <DType T, class Encoder, Access A>
 __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T, A>()))
     quantize_1x128_kernel(const Params p) {
   __shared__ std::uint32_t row_amax[2][kTile], column_amax[2][kTile];
-  __shared__ __align__(16) float row_factors[kTile];
-  __shared__ __align__(16) float column_factors[kTile];
+  __shared__ __align__(16) float row_inv_scales[kTile];
+  __shared__ __align__(16) float column_inv_scales[kTile];
   const Encoder encoder(p.format);
   const TileThread at;
   const TileOrigin tile(p.x);
@@ -44,19 +44,19 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T,
   if (p.rows.data) {
     const std::uint32_t amax = max_u32(row_amax[0][t], row_amax[1][t]);
     const float inv = inv_scale_on_device(internal::float_of(amax), encoder.format(), p.rounding);
-    row_factors[t] = inv;
+    row_inv_scales[t] = inv;
     if (tile.m + t < p.x.rows) p.row.store(tile.m + t, tile.k / kTile, inv);
   }
   if (p.transposed.data) {
     const std::uint32_t amax = max_u32(column_amax[0][t], column_amax[1][t]);
     const float inv = inv_scale_on_device(internal::float_of(amax), encoder.format(), p.rounding);
-    column_factors[t] = inv;
+    column_inv_scales[t] = inv;
     if (tile.k + t < p.x.columns) p.column.store(tile.k + t, tile.m / kTile, inv);
   }
   __syncthreads();
   if (!is_present<A>(p.x, m, k)) return;
-  convert_and_store<T, Encoder, A>(v, encoder, &row_factors[at.row], &column_factors[at.column],
-                                   p.rows, p.transposed, p.x, m, k);
+  convert_and_store<T, Encoder, A>(v, encoder, &row_inv_scales[at.row],
+                                   &column_inv_scales[at.column], p.rows, p.transposed, p.x, m, k);
 }
 
 template <DType T, class Encoder, Access A>

@@ -63,20 +63,20 @@ OCTAVO_DEVICE void swap_if(bool condition, std::uint32_t& a, std::uint32_t& b) {
   b = condition ? old : b;
 }
 
-// The factors of four codes. Powers of two, 2^-127 and NaN are exact in bf16, so two travel in a
+// inv_scale of four codes. Powers of two, 2^-127 and NaN are exact in bf16, so two travel in a
 // word.
-struct FourFactors {
+struct FourInvScales {
   std::uint32_t word[2];
 
-  OCTAVO_DEVICE FourFactors() : word{0, 0} {}
-  OCTAVO_DEVICE explicit FourFactors(std::uint32_t codes) {
+  OCTAVO_DEVICE FourInvScales() : word{0, 0} {}
+  OCTAVO_DEVICE explicit FourInvScales(std::uint32_t codes) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       word[i] = byte_permute<0x7632>(bits(codes >> (16 * i)), bits(codes >> (16 * i + 8)));
     }
   }
-  OCTAVO_DEVICE FourFactors from_lane_xor(int mask) const {
-    FourFactors other;
+  OCTAVO_DEVICE FourInvScales from_lane_xor(int mask) const {
+    FourInvScales other;
     other.word[0] = shuffle_xor(word[0], mask);
     other.word[1] = shuffle_xor(word[1], mask);
     return other;
@@ -91,7 +91,7 @@ struct FourFactors {
   }
 };
 
-OCTAVO_DEVICE void swap_if(bool condition, FourFactors& a, FourFactors& b) {
+OCTAVO_DEVICE void swap_if(bool condition, FourInvScales& a, FourInvScales& b) {
   swap_if(condition, a.word[0], b.word[0]);
   swap_if(condition, a.word[1], b.word[1]);
 }
@@ -111,7 +111,7 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T,
 
   ThreadTile<T> v;
   load_tile<T, A>(v, p.x, m, k);
-  FourFactors row_factors[4], column_factors[2];
+  FourInvScales row_inv_scales[4], column_inv_scales[2];
   if (p.rows.data) {
     RowAmax<T> amax(v);
     constexpr int kWords = RowAmax<T>::kWords;
@@ -125,14 +125,14 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T,
     for (int i = 0; i < 4; ++i) {
       row_codes[at.row + 4 * mine + i][block] = static_cast<std::uint8_t>(codes >> (8 * i));
     }
-    row_factors[0] = FourFactors(codes);
-    row_factors[1] = row_factors[0].from_lane_xor(2);
-    row_factors[2] = row_factors[0].from_lane_xor(1);
-    row_factors[3] = row_factors[0].from_lane_xor(3);
-    swap_if(mine & 1, row_factors[0], row_factors[1]);
-    swap_if(mine & 1, row_factors[2], row_factors[3]);
-    swap_if(mine & 2, row_factors[0], row_factors[2]);
-    swap_if(mine & 2, row_factors[1], row_factors[3]);
+    row_inv_scales[0] = FourInvScales(codes);
+    row_inv_scales[1] = row_inv_scales[0].from_lane_xor(2);
+    row_inv_scales[2] = row_inv_scales[0].from_lane_xor(1);
+    row_inv_scales[3] = row_inv_scales[0].from_lane_xor(3);
+    swap_if(mine & 1, row_inv_scales[0], row_inv_scales[1]);
+    swap_if(mine & 1, row_inv_scales[2], row_inv_scales[3]);
+    swap_if(mine & 2, row_inv_scales[0], row_inv_scales[2]);
+    swap_if(mine & 2, row_inv_scales[1], row_inv_scales[3]);
   }
   if (p.transposed.data) {
     ColumnAmax<T> amax(v);
@@ -145,18 +145,18 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T,
     for (int i = 0; i < 4; ++i) {
       column_codes[at.column + 4 * mine + i][block] = static_cast<std::uint8_t>(codes >> (8 * i));
     }
-    column_factors[0] = FourFactors(codes);
-    column_factors[1] = column_factors[0].from_lane_xor(8);
-    swap_if(mine, column_factors[0], column_factors[1]);
+    column_inv_scales[0] = FourInvScales(codes);
+    column_inv_scales[1] = column_inv_scales[0].from_lane_xor(8);
+    swap_if(mine, column_inv_scales[0], column_inv_scales[1]);
   }
   if (is_present<A>(p.x, m, k)) {
-    float row_factor[kThreadRows], column_factor[kThreadColumns];
+    float row_inv_scale[kThreadRows], column_inv_scale[kThreadColumns];
 #pragma unroll
-    for (int r = 0; r < kThreadRows; ++r) row_factor[r] = row_factors[r / 4][r % 4];
+    for (int r = 0; r < kThreadRows; ++r) row_inv_scale[r] = row_inv_scales[r / 4][r % 4];
 #pragma unroll
-    for (int c = 0; c < kThreadColumns; ++c) column_factor[c] = column_factors[c / 4][c % 4];
-    convert_and_store<T, Encoder, A>(v, encoder, row_factor, column_factor, p.rows, p.transposed,
-                                     p.x, m, k);
+    for (int c = 0; c < kThreadColumns; ++c) column_inv_scale[c] = column_inv_scales[c / 4][c % 4];
+    convert_and_store<T, Encoder, A>(v, encoder, row_inv_scale, column_inv_scale, p.rows,
+                                     p.transposed, p.x, m, k);
   }
   // The codes last: until here no warp waits for another.
   __syncthreads();

@@ -149,18 +149,19 @@ OCTAVO_DEVICE void store_transposed(const Sink& out, std::int64_t rows, std::int
   }
 }
 
-/// Quantises and stores the thread's 16 x 8 in the wanted layouts. row_factor: the inv_scale of
-/// each of the 16 rows (rows layout); column_factor: of each of the 8 columns (transposed layout).
+/// Quantises and stores the thread's 16 x 8 in the wanted layouts. row_inv_scale: the inv_scale of
+/// each of the 16 rows (rows layout); column_inv_scale: of each of the 8 columns (transposed
+/// layout).
 template <DType T, class Encoder, Access A>
 OCTAVO_DEVICE void convert_and_store(const ThreadTile<T>& tile, const Encoder& encoder,
-                                     const float* row_factor, const float* column_factor,
+                                     const float* row_inv_scale, const float* column_inv_scale,
                                      const Sink& rows_out, const Sink& transposed_out,
                                      const Source& x, std::int64_t m, std::int64_t k) {
   // One loop for both layouts: every element is widened once.
   float c[kThreadColumns] = {};
   if (transposed_out.data) {
 #pragma unroll
-    for (int i = 0; i < kThreadColumns; ++i) c[i] = column_factor[i];
+    for (int i = 0; i < kThreadColumns; ++i) c[i] = column_inv_scale[i];
   }
   std::uint32_t words[2][kThreadRows];
 #pragma unroll
@@ -169,7 +170,7 @@ OCTAVO_DEVICE void convert_and_store(const ThreadTile<T>& tile, const Encoder& e
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i] = tile.row[r][i];
     if (rows_out.data) {
-      const float f = row_factor[r];
+      const float f = row_inv_scale[r];
       store_row<A>(rows_out, x.rows, x.columns, m + r, k,
                    {encoder(v[0] * f, v[1] * f, v[2] * f, v[3] * f),
                     encoder(v[4] * f, v[5] * f, v[6] * f, v[7] * f)});
@@ -219,7 +220,7 @@ struct DynamicEncoder {
 };
 
 /// inv_scale_of() without double precision: fp32 division rounded to nearest gives the same bits
-/// above the floor, and at or below it the factor is a constant of the format.
+/// above the floor, and at or below it it is a constant of the format.
 OCTAVO_DEVICE float inv_scale_on_device(float amax, Format format, ScaleRounding rounding) {
   if (amax != amax) return amax;
   constexpr float floor_below = static_cast<float>(kAmaxFloor);

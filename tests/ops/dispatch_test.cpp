@@ -66,6 +66,30 @@ std::map<std::string, int> copies(const std::map<std::string, int>& calls) {
   return found;
 }
 
+// How x, w and dy lie in memory. A contiguous() on a contiguous tensor returns before any call, so
+// only the views show one that should not be there.
+enum class Memory : std::uint8_t { kContiguous, kTransposedView, kColumnSlice };
+constexpr Memory kEveryMemory[] = {Memory::kContiguous, Memory::kTransposedView,
+                                   Memory::kColumnSlice};
+
+const char* name(Memory memory) {
+  if (memory == Memory::kContiguous) return "contiguous";
+  return memory == Memory::kTransposedView ? "transposed view" : "column slice";
+}
+
+// A leaf (R, C) of random numbers, a view unless `memory` is kContiguous.
+at::Tensor random_leaf(std::int64_t rows, std::int64_t columns, at::ScalarType dtype, Memory memory,
+                       bool requires_grad) {
+  if (memory == Memory::kContiguous) {
+    return leaf(at::randn({rows, columns}), dtype, requires_grad);
+  }
+  const bool turned = memory == Memory::kTransposedView;
+  const at::Tensor base =
+      (turned ? at::randn({columns, rows}) : at::randn({rows, columns + 24})).to(dtype);
+  const at::Tensor view = turned ? base.t() : base.narrow(1, 8, columns);
+  return view.detach().set_requires_grad(requires_grad);
+}
+
 struct Counts {
   std::uint64_t amax, quantize, decode, epilogue, column_sum;
   friend bool operator==(const Counts&, const Counts&) = default;
@@ -89,9 +113,11 @@ Counts operator-(const Counts& a, const Counts& b) {
 Counts operator+(const Counts& a, const Counts& b) { return a - (Counts{} - b); }
 
 // Kernels of one quantize_operand call: one pass that writes, after one that reads where a scale
-// spans more than the row at hand.
-Counts of_operand(const std::optional<LayoutSpec>& rows,
-                  const std::optional<LayoutSpec>& transposed) {
+// spans more than the row at hand. Of a transposed view the rows at hand are the transposed
+// layout's.
+Counts of_operand(std::optional<LayoutSpec> rows, std::optional<LayoutSpec> transposed,
+                  Memory memory = Memory::kContiguous) {
+  if (memory == Memory::kTransposedView) std::swap(rows, transposed);
   if (!rows && !transposed) return {};
   const auto spans = [](const std::optional<LayoutSpec>& layout) {
     return layout &&
@@ -114,6 +140,7 @@ struct Case {
   bool dx = true, dw = true, bias = true;
   KeepWeightTransposed keep = KeepWeightTransposed::kOn;
   at::ScalarType dtype = at::kFloat;
+  Memory memory = Memory::kContiguous;
 };
 
 struct Observed {
@@ -123,15 +150,24 @@ struct Observed {
 
 Observed observe(const Recipe& recipe, const Case& c) {
   at::manual_seed(1);
-  const at::Tensor x = leaf(at::randn({48, 160}), c.dtype, c.dx),
-                   w = leaf(at::randn({32, 160}), c.dtype, c.dw),
+  const at::Tensor x = random_leaf(48, 160, c.dtype, c.memory, c.dx),
+                   w = random_leaf(32, 160, c.dtype, c.memory, c.dw),
                    bias = leaf(at::randn({32}), c.dtype, c.bias);
-  const at::Tensor dy = at::randn({48, 32}).to(c.dtype);
+  const at::Tensor dy = random_leaf(48, 32, c.dtype, c.memory, false);
   const std::optional<at::Tensor> b = c.bias ? std::optional<at::Tensor>(bias) : std::nullopt;
   const Counts before = counts_now();
   Recorder recorder;
   const at::Tensor y = float8_linear(x, w, b, recipe, c.keep);
-  torch::autograd::backward({y}, {dy});
+  if (c.memory == Memory::kContiguous) {
+    torch::autograd::backward({y}, {dy});
+  } else {
+    // AccumulateGrad would copy dx and dw into the strides of the views.
+    torch::autograd::variable_list wanted;
+    for (const at::Tensor& t : {x, w, bias}) {
+      if (t.requires_grad()) wanted.push_back(t);
+    }
+    torch::autograd::grad({y}, wanted, {dy});
+  }
   return {recorder.calls(), counts_now() - before};
 }
 
@@ -142,33 +178,39 @@ Counts expected(const Recipe& recipe, const Case& c) {
   const std::optional<LayoutSpec> none;
   const bool keep = c.keep == KeepWeightTransposed::kOn;
   const bool dw_fp8 = c.dw && !spec.dw.high_precision();
-  Counts counts = of_operand(spec.forward.a, dw_fp8 ? spec.dw.b : none) +
-                  of_operand(spec.forward.b, c.dx && keep ? spec.dx.b : none) +
-                  of_operand(c.dx ? spec.dx.a : none, dw_fp8 ? spec.dw.a : none) +
+  Counts counts = of_operand(spec.forward.a, dw_fp8 ? spec.dw.b : none, c.memory) +
+                  of_operand(spec.forward.b, c.dx && keep ? spec.dx.b : none, c.memory) +
+                  of_operand(c.dx ? spec.dx.a : none, dw_fp8 ? spec.dw.a : none, c.memory) +
                   of_product(spec.forward, c.bias, c.dtype);
-  if (c.dx && !keep) counts = counts + of_operand(none, spec.dx.b);
+  if (c.dx && !keep) counts = counts + of_operand(none, spec.dx.b, c.memory);
   if (c.dx) counts = counts + of_product(spec.dx, false, c.dtype);
   if (c.dw) counts = counts + of_product(spec.dw, false, c.dtype);
   if (c.bias) ++counts.column_sum;
   return counts;
 }
 
+void expect_no_copies_and_the_expected_kernels(const std::string& text, const Case& c) {
+  SCOPED_TRACE(text + ", " + c10::toString(c.dtype) + ", " + name(c.memory) +
+               (c.keep == KeepWeightTransposed::kOn ? ", kept" : ", not kept"));
+  const Recipe recipe = Recipe::parse(text);
+  const Observed seen = observe(recipe, c);
+  EXPECT_EQ(copies(seen.calls), (std::map<std::string, int>{}));
+  EXPECT_EQ(seen.calls.at("aten::mm"), 3);
+  EXPECT_EQ(seen.calls.at("octavo::float8_linear"), 1);
+  EXPECT_EQ(seen.calls.at("octavo::float8_linear_forward"), 1);
+  EXPECT_EQ(seen.calls.at("octavo::float8_linear_backward"), 1);
+  EXPECT_EQ(seen.counts, expected(recipe, c));
+}
+
 TEST(Dispatch, NoCopyOfAnOperandAndExactlyTheExpectedKernels) {
   for (const std::string& text : testing::recipes()) {
-    const Recipe recipe = Recipe::parse(text);
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       for (const KeepWeightTransposed keep :
            {KeepWeightTransposed::kOn, KeepWeightTransposed::kOff}) {
-        const Case c{.keep = keep, .dtype = dtype};
-        SCOPED_TRACE(text + " " + c10::toString(dtype) +
-                     (keep == KeepWeightTransposed::kOn ? " kept" : " not kept"));
-        const Observed seen = observe(recipe, c);
-        EXPECT_EQ(copies(seen.calls), (std::map<std::string, int>{}));
-        EXPECT_EQ(seen.calls.at("aten::mm"), 3);
-        EXPECT_EQ(seen.calls.at("octavo::float8_linear"), 1);
-        EXPECT_EQ(seen.calls.at("octavo::float8_linear_forward"), 1);
-        EXPECT_EQ(seen.calls.at("octavo::float8_linear_backward"), 1);
-        EXPECT_EQ(seen.counts, expected(recipe, c));
+        for (const Memory memory : kEveryMemory) {
+          expect_no_copies_and_the_expected_kernels(
+              text, {.keep = keep, .dtype = dtype, .memory = memory});
+        }
       }
     }
   }

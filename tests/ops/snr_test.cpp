@@ -6,9 +6,13 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -137,12 +141,26 @@ void check_snr(const Problem& problem, const std::vector<Named>& exact,
   std::printf("%-36s%s\n", recipe_text.c_str(), line.c_str());
 }
 
-TEST(Snr, OneLinear) {
+Problem linear_problem() {
   const std::int64_t M = 384, K = 512, N = 320;
-  const Problem problem{one_linear,
-                        {"x", "w"},
-                        {normal({M, K}, 1), normal({N, K}, 2) / std::sqrt(double(K))},
-                        normal({M, N}, 3)};
+  return {one_linear,
+          {"x", "w"},
+          {normal({M, K}, 1), normal({N, K}, 2) / std::sqrt(double(K))},
+          normal({M, N}, 3)};
+}
+
+Problem ffn_problem() {
+  const std::int64_t M = 384, D = 256, F = 640;
+  const double up = 1.0 / std::sqrt(double(D)), down = 1.0 / std::sqrt(double(F));
+  return {
+      swiglu_ffn,
+      {"x", "w_gate", "w_up", "w_down"},
+      {normal({M, D}, 1), normal({F, D}, 2) * up, normal({F, D}, 3) * up, normal({D, F}, 4) * down},
+      normal({M, D}, 5)};
+}
+
+TEST(Snr, OneLinear) {
+  const Problem problem = linear_problem();
   const auto exact = evaluate(problem, at::kDouble, nullptr);
   for (const Bounds& c : bounds()) {
     check_snr(problem, exact, c.recipe, c.linear_output, c.linear_gradient);
@@ -150,16 +168,88 @@ TEST(Snr, OneLinear) {
 }
 
 TEST(Snr, SwiGluFfn) {
-  const std::int64_t M = 384, D = 256, F = 640;
-  const double up = 1.0 / std::sqrt(double(D)), down = 1.0 / std::sqrt(double(F));
-  const Problem problem{
-      swiglu_ffn,
-      {"x", "w_gate", "w_up", "w_down"},
-      {normal({M, D}, 1), normal({F, D}, 2) * up, normal({F, D}, 3) * up, normal({D, F}, 4) * down},
-      normal({M, D}, 5)};
+  const Problem problem = ffn_problem();
   const auto exact = evaluate(problem, at::kDouble, nullptr);
   for (const Bounds& c : bounds())
     check_snr(problem, exact, c.recipe, c.ffn_output, c.ffn_gradient);
+}
+
+// The numbers of a table's cell: "28.6, 24.6" or "23.6, 20.5 to 21.9".
+std::vector<double> numbers_in(const std::string& cell) {
+  std::vector<double> out;
+  const char* at = cell.c_str();
+  while (*at != '\0') {
+    char* end = nullptr;
+    const double value = std::strtod(at, &end);
+    if (end != at) out.push_back(value);
+    at = end == at ? at + 1 : end;
+  }
+  return out;
+}
+
+// The recipes that a row of the document's table speaks of: "rowwise" is both flavours.
+std::vector<std::string> recipes_of_row(const std::string& title) {
+  const std::string name = title.substr(0, title.find(','));
+  if (name != "mxfp8") return {name + "(flavour=ocp)", name + "(flavour=fnuz)"};
+  std::vector<std::string> out;
+  for (const auto& [word, field] : {std::pair{"RCEIL", "rceil"}, std::pair{" CEIL", "ceil"},
+                                    std::pair{"EVEN", "even"}, std::pair{"FLOOR", "floor"}}) {
+    if (title.find(word) == std::string::npos) continue;
+    out.push_back("mxfp8(mx_rounding=" + std::string(field) + ")");
+  }
+  return out;
+}
+
+std::vector<double> snr_of(const Problem& problem, const std::vector<Named>& exact,
+                           const std::string& recipe_text) {
+  const Recipe recipe = Recipe::parse(recipe_text);
+  const auto fp8 = evaluate(problem, at::kFloat, &recipe);
+  std::vector<double> out;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    out.push_back(snr_db(fp8[i].tensor, exact[i].tensor));
+  }
+  return out;
+}
+
+// What a table says beside what was measured. A product in high precision has the noise of fp32
+// sums, whose order is the machine's: a few dB. Otherwise the flavours differ by 0.1 dB, and the
+// table rounds to one decimal.
+void expect_near(const std::string& what, const std::vector<double>& table,
+                 const std::vector<double>& measured) {
+  ASSERT_EQ(table.size(), measured.size()) << what;
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    const double tolerance = table[i] > 100.0 ? 5.0 : 0.15;
+    EXPECT_TRUE(std::abs(table[i] - measured[i]) <= tolerance)
+        << what << ": docs/numerics.md says " << table[i] << " dB, measured " << measured[i];
+  }
+}
+
+// docs/numerics.md, "What FP8 keeps".
+TEST(Snr, TheDocumentHasTheseFigures) {
+  const Problem one = linear_problem(), ffn = ffn_problem();
+  const auto exact_one = evaluate(one, at::kDouble, nullptr);
+  const auto exact_ffn = evaluate(ffn, at::kDouble, nullptr);
+  std::ifstream document(OCTAVO_SOURCE_DIR "/docs/numerics.md");
+  int checked = 0;
+  bool inside = false;
+  for (std::string line; std::getline(document, line);) {
+    if (line.starts_with("## ")) inside = line == "## What FP8 keeps";
+    if (!inside || !line.starts_with("| ") || line.starts_with("| recipe")) continue;
+    std::istringstream cells(line.substr(2));
+    std::string title, of_linear, of_ffn;
+    std::getline(cells, title, '|');
+    std::getline(cells, of_linear, '|');
+    std::getline(cells, of_ffn, '|');
+    title.pop_back();
+    for (const std::string& recipe : recipes_of_row(title)) {
+      expect_near(recipe + " linear", numbers_in(of_linear), snr_of(one, exact_one, recipe));
+      const std::vector<double> all = snr_of(ffn, exact_ffn, recipe);
+      const auto [lowest, highest] = std::minmax_element(all.begin() + 1, all.end());
+      expect_near(recipe + " FFN", numbers_in(of_ffn), {all[0], *lowest, *highest});
+      ++checked;
+    }
+  }
+  EXPECT_EQ(checked, 12);  // four recipes in two flavours, four MX roundings
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "octavo/nn/checkpoint.h"
+#include "octavo/nn/activation_checkpoint.h"
 
 namespace octavo::models {
 namespace {

@@ -1,4 +1,4 @@
-#include "octavo/nn/checkpoint.h"
+#include "octavo/nn/activation_checkpoint.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>

@@ -26,8 +26,9 @@ void step(benchmark::State& state, const char* recipe_text) {
 
 void linear_sizes(benchmark::internal::Benchmark* bench) {
   bench->ArgNames({"m", "k", "n"})->UseRealTime()->MeasureProcessCPUTime();
-  bench->Args({2048, 128, 128})->Args({2048, 128, 384})->Args({2048, 256, 768});
-  bench->Args({2048, 768, 256});
+  bench->Args({2048, 64, 64})->Args({2048, 128, 128})->Args({2048, 128, 384});
+  bench->Args({2048, 256, 256})->Args({2048, 256, 768})->Args({2048, 768, 256});
+  bench->Args({2048, 1024, 1024});
 }
 
 BENCHMARK_CAPTURE(step, high_precision, nullptr)->Apply(linear_sizes);

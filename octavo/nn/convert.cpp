@@ -101,7 +101,7 @@ std::vector<ConvertedLinear> convert_to_float8_training(torch::nn::Module& modul
       entry.reason = "the filter function left it out";
     } else if (options.auto_filter_small &&
                is_small(item.linear->options.in_features, item.linear->options.out_features)) {
-      entry.reason = "auto_filter_small: no gain measured at this size";
+      entry.reason = "auto_filter_small: fewer than 256 x 256 weights, or a side below 64";
     } else {
       entry.converted = true;
       chosen.push_back(item.linear);
@@ -140,6 +140,9 @@ std::string torchtitan_name(const std::string& fqn) {
   return name;
 }
 
+// A guess, until a GPU has been measured: a linear this small takes microseconds there, and its
+// quantisation a launch or two more. On the CPU no size gains
+// (docs/experiments/2026-11-29-small-linears.md).
 bool is_small(std::int64_t in_features, std::int64_t out_features) {
   return in_features * out_features < 256 * 256 || std::min(in_features, out_features) < 64;
 }

@@ -16,7 +16,7 @@ struct ConvertOptions {
   /// Linears whose name contains one of these stay in high precision. Matched as substrings of our
   /// own (Hugging Face's) name and of torchtitan_name().
   std::vector<std::string> filter_fqns = {};
-  bool auto_filter_small = false;  ///< leave linears our measurements show slower in FP8
+  bool auto_filter_small = false;  ///< leave linears for which is_small() holds
   bool allow_unmatched = false;    ///< a filter_fqns entry that matches nothing is no error
 };
 
@@ -39,8 +39,9 @@ std::vector<ConvertedLinear> convert_to_float8_training(torch::nn::Module& modul
 /// "lm_head" -> "output". Parts without a counterpart stay.
 std::string torchtitan_name(const std::string& fqn);
 
-/// Whether auto_filter_small leaves a linear of these sizes in high precision: where FP8 forward
-/// and backward together did not gain in our measurements (docs/recipes.md).
+/// Whether auto_filter_small leaves a linear of these sizes in high precision: a side below 64, or
+/// fewer than 256 x 256 weights. These thresholds are a guess, not a measurement: FP8 has not been
+/// timed on a GPU over small sizes, and on the CPU it gains at none.
 bool is_small(std::int64_t in_features, std::int64_t out_features);
 
 }  // namespace octavo::nn

@@ -18,9 +18,10 @@ namespace {
 constexpr const char* kDescription =
     "FP8 training of language models.\n\n"
     "Examples:\n"
-    "  octavo train --config examples/configs/demo.json --recipe rowwise\n"
-    "  octavo compare --config examples/configs/demo.json\n"
-    "  octavo generate runs/default --prompt 'ROMEO:'\n"
+    "  octavo train --config examples/configs/demo.json --recipe rowwise --run-dir runs/first\n"
+    "  octavo eval runs/first --eval-recipe high_precision\n"
+    "  octavo generate runs/first --prompt 'ROMEO:'\n"
+    "  octavo compare --config examples/configs/demo.json --run-dir runs/compared\n"
     "  octavo inspect llama3-8b --recipe rowwise\n";
 
 /// Messages of LibTorch run over several lines; the command's errors are one.

@@ -86,7 +86,7 @@ void publish(const fs::path& temporary, const fs::path& final_path) {
   std::error_code error;
   fs::rename(temporary, final_path, error);
   TORCH_CHECK(!error, "cannot rename ", temporary.string(), " to ", final_path.string(), ": ",
-              error.message());
+              error.message(), "; check the folder and its permissions");
 }
 
 // The folder that holds state.json, for a checkpoint's, a run's or a checkpoints/ folder.
@@ -108,7 +108,8 @@ fs::path find_checkpoint(const fs::path& path) {
 CheckpointState read_state(const fs::path& folder) {
   const fs::path path = folder / "state.json";
   std::ifstream in(path, std::ios::binary);
-  TORCH_CHECK(in, "cannot read ", path.string());
+  TORCH_CHECK(in, "cannot read ", path.string(),
+              "; check its permissions or use an older checkpoint");
   const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
   const json state = json::parse(text, nullptr, /*allow_exceptions=*/false);
   const auto integer = [&](const char* key) {
@@ -153,7 +154,8 @@ void save_checkpoint(const fs::path& run_dir, const CheckpointState& state) {
   const fs::path temporary = folder / (kTemporaryPrefix + step_name(state.step) + "-writing");
   try {
     fs::create_directory(temporary, error);
-    TORCH_CHECK(!error, "cannot make the folder ", temporary.string(), ": ", error.message());
+    TORCH_CHECK(!error, "cannot make the folder ", temporary.string(), ": ", error.message(),
+                "; check the folder above it and free space");
     // "format" is what Hugging Face's loaders ask for.
     write_safetensors(temporary / "model.safetensors", state.parameters, {{"format", "pt"}});
     NamedTensors optimizer = state.optimizer;

@@ -19,7 +19,9 @@ struct CheckpointState {
   NamedTensors optimizer;   ///< names are the optimiser's: "<parameter>.exp_avg", ...
   at::Tensor rng;           ///< the CPU generator's state, uint8; may be undefined
   std::int64_t step = 0;    ///< steps done
-  std::int64_t data_position = 0;  ///< micro-batches drawn from the training data
+  /// Micro-batches drawn from the training data: step * accumulation. The sampler needs only the
+  /// step; a resumed run compares, so that a checkpoint of another order of data is not continued.
+  std::int64_t data_position = 0;
   TrainConfig config;
 };
 

@@ -15,8 +15,8 @@
 namespace octavo::train {
 
 /// Everything a run depends on. Each field is a key of the config file (JSON, flat) and an option
-/// of the command (--key value); config.cpp holds the one table that names, documents and checks
-/// them all, from which help, `inspect`, the checkpoint's config.json and the errors are printed.
+/// of the command (--key value); config_keys.cpp holds the one table that names, documents and
+/// checks them all, from which help, the checkpoint's state.json and the errors are printed.
 struct TrainConfig {
   // What is trained
   std::string preset = "debug";           ///< sizes before the model keys below override them
@@ -61,19 +61,17 @@ struct TrainConfig {
   std::string eval_recipe = "trained";  ///< or high_precision
 };
 
-/// One key of the configuration: a row of the table in config.cpp.
+/// One key of the configuration: a row of the table in config_keys.cpp.
 struct ConfigKey {
   std::string name;   ///< as in the config file; the option is --name, dashes or underscores
-  std::string group;  ///< "Model", "Data", "Optimisation", "Run"
+  std::string group;  ///< "Model", "Precision", "Data", "Optimisation", "Run"
   std::string type;   ///< "integer", "number", "text", "true|false", "list"
   std::string doc;    ///< one line
   std::function<nlohmann::json(const TrainConfig&)> get;
   /// Sets the field; an error names the key, the value and the type expected.
   std::function<void(TrainConfig&, const nlohmann::json&)> set;
-  /// The rule a valid value keeps ("at least 1"), or why `config` breaks it: empty when it does
-  /// not.
-  std::string rule;
-  std::function<bool(const TrainConfig&)> valid;
+  std::string rule;  ///< what a valid value keeps ("at least 1"); empty: every value is valid
+  std::function<bool(const TrainConfig&)> valid;  ///< whether the config's value keeps the rule
 };
 
 /// Every key, in the order help prints them.

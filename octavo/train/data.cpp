@@ -64,7 +64,7 @@ struct TokenSource::Files {
 TokenSource::TokenSource(std::shared_ptr<const Files> files, std::int64_t begin, std::int64_t end)
     : files_(std::move(files)), begin_(begin), end_(end) {}
 
-TokenSource TokenSource::open(const std::string& spec) {
+TokenSource TokenSource::open(const std::string& spec, std::int64_t vocabulary) {
   const std::vector<std::string> paths = expand(spec);
   auto files = std::make_shared<Files>();
   files->name = spec;
@@ -73,6 +73,11 @@ TokenSource TokenSource::open(const std::string& spec) {
     TORCH_CHECK(is_shard(path) == is_shard(paths.front()), "data: '", paths.front(), "' and '",
                 path, "' are text and token shard; give files of one kind");
     files->files.push_back(std::make_unique<TokenFile>(path));
+    const std::uint64_t made_with = files->files.back()->vocabulary();
+    TORCH_CHECK(made_with <= static_cast<std::uint64_t>(vocabulary), "data: shard '", path,
+                "' was made with a vocabulary of ", made_with, " tokens, the model's is ",
+                vocabulary, "; set vocabulary to at least ", made_with,
+                " or name data made for this model");
     end += files->files.back()->tokens();
     files->ends.push_back(end);
   }
@@ -111,7 +116,7 @@ TokenSource TokenSource::slice(std::int64_t begin, std::int64_t end) const {
 }
 
 DataSplit open_data(const TrainConfig& config) {
-  const TokenSource all = TokenSource::open(config.train_data);
+  const TokenSource all = TokenSource::open(config.train_data, config.model.vocabulary);
   const std::int64_t window = config.sequence + 1;
   auto check = [&](const TokenSource& source, const char* part, std::int64_t least,
                    const char* repair) {
@@ -120,7 +125,8 @@ DataSplit open_data(const TrainConfig& config) {
   };
   const char* shorten = "give more text or shorten sequence";
   if (!config.validation_data.empty()) {
-    const TokenSource validation = TokenSource::open(config.validation_data);
+    const TokenSource validation =
+        TokenSource::open(config.validation_data, config.model.vocabulary);
     check(all, "training", window, shorten);
     check(validation, "validation", 2, "give more text");
     return {all, validation};

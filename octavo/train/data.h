@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,11 +17,14 @@ namespace octavo::train {
 /// in alphabetical order. Copies share the mappings.
 class TokenSource {
  public:
-  /// `spec`: a path, a glob, or a comma-separated list of these.
+  static constexpr std::int64_t kAnyVocabulary = std::numeric_limits<std::int64_t>::max();
+
+  /// `spec`: a path, a glob, or a comma-separated list of these. `vocabulary`: the model's, V;
+  /// without it shards of any vocabulary open.
   /// Errors, naming the file: missing, empty, no regular file, a pattern that matches nothing, a
-  /// shard's magic, version, token width or length that is not what its header says (truncated),
-  /// text and shards mixed.
-  static TokenSource open(const std::string& spec);
+  /// shard's magic, version, token width or length that is not what its header says (truncated), a
+  /// shard made with a larger vocabulary than V, text and shards mixed.
+  static TokenSource open(const std::string& spec, std::int64_t vocabulary = kAnyVocabulary);
 
   std::int64_t size() const { return end_ - begin_; }  ///< tokens
   const std::string& name() const;                     ///< spec, for messages

@@ -35,12 +35,33 @@ __attribute__((format(printf, 1, 2))) std::string format(const char* pattern, ..
   return text;
 }
 
+// Cuts a file back to the end of its last line. Appending to half a line would spoil the next one
+// too.
+void cut_torn_line(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return;  // not there yet, or a device
+  std::ifstream file(path, std::ios::binary);
+  std::int64_t size = static_cast<std::int64_t>(std::filesystem::file_size(path, error));
+  const std::int64_t before = size;
+  for (; !error && size > 0; --size) {
+    file.seekg(size - 1);
+    if (file.get() == '\n') break;
+    TORCH_CHECK(file, "metrics: cannot read '", path.string(), "'; choose another run_dir");
+  }
+  if (!error && size < before) {
+    std::filesystem::resize_file(path, static_cast<std::uintmax_t>(size), error);
+  }
+  TORCH_CHECK(!error, "metrics: cannot cut the torn last line off '", path.string(),
+              "': ", error.message(), "; remove that line or choose another run_dir");
+}
+
 double mebibytes(std::int64_t bytes) { return static_cast<double>(bytes) / (1024.0 * 1024.0); }
 
 }  // namespace
 
 JsonLines::JsonLines(const std::filesystem::path& path, Mode mode) : path_(path) {
   make_parent(path);
+  if (mode == Mode::kAppend) cut_torn_line(path);
   file_ = std::fopen(path.c_str(), mode == Mode::kTruncate ? "w" : "a");
   TORCH_CHECK(file_ != nullptr, "metrics: cannot open '", path.string(),
               "': ", std::strerror(errno), kRepair);
@@ -55,12 +76,12 @@ void JsonLines::write(const nlohmann::json& value) {
               "': ", std::strerror(errno), kRepair);
 }
 
-void write_json(const std::filesystem::path& path, const nlohmann::json& value) {
+void write_whole(const std::filesystem::path& path, const std::string& text) {
   make_parent(path);
   std::filesystem::path temporary = path;
   temporary += ".tmp";
   DurableFile file(temporary);
-  file.write(value.dump(2) + "\n");
+  file.write(text);
   file.close();
   std::error_code error;
   std::filesystem::rename(temporary, path, error);
@@ -90,6 +111,16 @@ std::string progress_line(const Progress& p) {
       width, static_cast<long long>(p.step), static_cast<long long>(p.steps), p.loss,
       p.gradient_norm, p.lr, p.tokens_per_second, mfu.c_str(), mebibytes(p.memory.resident),
       mebibytes(p.memory.peak), duration(p.seconds_left).c_str());
+}
+
+std::string with_commas(std::int64_t value) {
+  const std::string digits = std::to_string(value < 0 ? -value : value);
+  std::string text = value < 0 ? "-" : "";
+  for (std::size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
+    text += digits[i];
+  }
+  return text;
 }
 
 std::string duration(double seconds) {

@@ -11,13 +11,17 @@
 namespace octavo::train {
 
 /// A file of JSON values, one a line, appended and flushed line by line: what has been written
-/// survives the process. A run's metrics.jsonl has lines {"event": "train", "step", "loss", ...},
-/// {"event": "validation", ...}, {"event": "resume", ...}; after a resume a step may occur twice,
-/// and the later line holds.
+/// survives the process. Each line of a run's metrics.jsonl has "event" and "step":
+///   start, resume  recipe, flavour, fast_accumulation, threads, config
+///   train          loss, gradient_norm, lr, seconds, tokens_per_second
+///   validation     loss (null where it is not finite), eval_recipe
+///   checkpoint     saved after that step
+/// After a resume a step may occur twice, and the later line holds.
 class JsonLines {
  public:
-  /// Opens `path` for appending and makes its folder; `truncate` starts anew. Errors name the path.
   enum class Mode : std::uint8_t { kAppend, kTruncate };
+  /// Opens `path` and makes its folder. kTruncate starts anew; kAppend goes on after the last whole
+  /// line: what a killed process left of the next one is cut off. Errors name the path.
   JsonLines(const std::filesystem::path& path, Mode mode);
   ~JsonLines();
   JsonLines(const JsonLines&) = delete;
@@ -31,9 +35,15 @@ class JsonLines {
   std::FILE* file_ = nullptr;
 };
 
-/// Writes `value`, indented, to a temporary name beside `path` and renames it: `path` is whole or
-/// what it was. Errors name the path.
-void write_json(const std::filesystem::path& path, const nlohmann::json& value);
+/// Writes `text` to a temporary name beside `path` and renames it: `path` is whole or what it was.
+/// Errors name the path.
+void write_whole(const std::filesystem::path& path, const std::string& text);
+
+/// write_whole() of `value`, indented; an ordered_json keeps the order of its keys.
+template <class Json = nlohmann::json>
+void write_json(const std::filesystem::path& path, const Json& value) {
+  write_whole(path, value.dump(2) + "\n");
+}
 
 /// Memory of this process in bytes, from /proc/self/status (0 where there is none).
 struct Memory {
@@ -58,6 +68,9 @@ struct Progress {
 /// "step   120/1000  loss 2.3456  norm 0.53  lr 2.9e-03  12345 tok/s  MFU n/a  512 MiB (peak 600)
 /// 1m20s left", on one line.
 std::string progress_line(const Progress& progress);
+
+/// "1,234,567".
+std::string with_commas(std::int64_t value);
 
 /// "45s", "1m20s", "2h05m".
 std::string duration(double seconds);

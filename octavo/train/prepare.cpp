@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "octavo/models/llama_accounting.h"
+#include "octavo/train/product_run.h"
 
 namespace octavo::train {
 
@@ -13,17 +14,20 @@ namespace {
 at::ScalarType parameter_dtype(const std::string& name) {
   if (name == "float32") return at::kFloat;
   if (name == "bfloat16") return at::kBFloat16;
-  TORCH_CHECK(false, "dtype: expected float32 or bfloat16, got '", name, "'");
+  TORCH_CHECK(false, "dtype: expected float32 or bfloat16, got '", name, "'; set one of them");
 }
 
 }  // namespace
 
-std::int64_t PreparedModel::layers_converted() const {
-  return std::count_if(linears.begin(), linears.end(), [](const auto& l) { return l.converted; });
+std::string recipe_text(const std::optional<Recipe>& recipe) {
+  if (!recipe) return "high_precision";
+  Recipe plain = *recipe;
+  plain.flavour = FlavourChoice::kAuto;
+  return plain.to_string();
 }
 
-std::string PreparedModel::recipe_string() const {
-  return recipe ? recipe->to_string() : "high_precision";
+std::int64_t PreparedModel::layers_converted() const {
+  return std::count_if(linears.begin(), linears.end(), [](const auto& l) { return l.converted; });
 }
 
 std::string PreparedModel::flavour() const {
@@ -57,15 +61,12 @@ PreparedModel prepare_model(const TrainConfig& config) {
 }
 
 std::string PreparedModel::products() const {
-  if (!recipe) return "native";
-  const LayoutSpec a = *recipe->resolve(architecture.flavour).forward.a;
-  const ScalingFamily family =
-      a.granularity.mx                             ? ScalingFamily::kMx
-      : a.granularity == Granularity::tensorwise() ? ScalingFamily::kTensorwise
-      : a.granularity == Granularity::rowwise()    ? ScalingFamily::kRowwise
-                                                   : ScalingFamily::kBlockwise;
-  const Backend backend = native_product(architecture, family, flavour_of(a.format)).backend;
-  return (is_native(backend) ? "native, " : "emulated, ") + std::string(name(backend)) + " backend";
+  return recipe ? products_text(recipe->resolve(architecture.flavour), architecture)
+                : ProductRun{.how = "high precision"}.text();
+}
+
+std::string PreparedModel::fast_accumulation() const {
+  return recipe ? fast_accumulation_text(recipe->resolve(architecture.flavour)) : "none";
 }
 
 HighPrecisionScope::HighPrecisionScope(const models::Llama& model) {

@@ -5,13 +5,17 @@
 #include <string>
 #include <vector>
 
-#include "octavo/device/native_products.h"
+#include "octavo/device/architecture.h"
 #include "octavo/models/llama.h"
 #include "octavo/nn/convert.h"
 #include "octavo/train/config.h"
 #include "octavo/train/data.h"
 
 namespace octavo::train {
+
+/// A recipe as it is printed beside its flavour: canonical, without the field flavour;
+/// "high_precision" without a recipe.
+std::string recipe_text(const std::optional<Recipe>& recipe);
 
 /// A model as a configuration asks for it.
 struct PreparedModel {
@@ -22,11 +26,13 @@ struct PreparedModel {
 
   std::int64_t layers_converted() const;
   std::int64_t layers_total() const { return static_cast<std::int64_t>(linears.size()); }
-  std::string recipe_string() const;  ///< canonical, or "high_precision"
+  std::string recipe_string() const { return recipe_text(recipe); }
   /// The element formats' family in use: "ocp" or "fnuz"; "none" in high precision.
   std::string flavour() const;
-  /// How the products run: "native, cublaslt backend" or "emulated, reference backend".
+  /// How the products run, products_text(); "high precision" without a recipe.
   std::string products() const;
+  /// fast_accumulation_text(); "none" without a recipe.
+  std::string fast_accumulation() const;
 };
 
 /// Builds the model with weights from config.seed (torch::manual_seed: the generator is left in a
@@ -49,7 +55,8 @@ class HighPrecisionScope {
 };
 
 /// Mean loss over all targets of `batches`, nats per token, without gradients. The mean is taken in
-/// double over batch means weighted by their targets.
+/// double over batch means weighted by their targets. It may be NaN or Inf: the caller says what to
+/// do about that.
 double validation_loss(models::Llama& model, const ValidationBatches& batches);
 
 }  // namespace octavo::train

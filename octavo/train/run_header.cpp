@@ -9,21 +9,11 @@
 #include <set>
 
 #include "octavo/models/llama_accounting.h"
+#include "octavo/train/metrics.h"
 
 namespace octavo::train {
 
 namespace {
-
-// 1234567 -> "1,234,567"
-std::string grouped(std::int64_t value) {
-  const std::string digits = std::to_string(value);
-  std::string text;
-  for (std::size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
-    text += digits[i];
-  }
-  return text;
-}
 
 std::string with(const char* label, const std::string& text) {
   std::string line = label;
@@ -71,7 +61,7 @@ std::vector<std::string> run_header(const TrainConfig& config, const PreparedMod
   const models::LlamaConfig& model = config.model;
   const std::int64_t parameters = models::parameter_count(model).total();
   lines.push_back(
-      with("model", grouped(parameters) + " parameters: " + std::to_string(model.layers) +
+      with("model", with_commas(parameters) + " parameters: " + std::to_string(model.layers) +
                         " layers, D " + std::to_string(model.dim) + ", F " +
                         std::to_string(model.hidden) + ", H " + std::to_string(model.heads) + "/" +
                         std::to_string(model.kv_heads) + ", V " + std::to_string(model.vocabulary) +
@@ -79,20 +69,20 @@ std::vector<std::string> run_header(const TrainConfig& config, const PreparedMod
   std::string recipe = prepared.recipe_string();
   if (prepared.recipe) {
     recipe += ", " + prepared.flavour() + "; products " + prepared.products() +
-              " (the same bytes " + "and scales, multiplied in fp32)";
+              "; fast accumulation " + prepared.fast_accumulation();
   } else {
-    recipe += ", " + config.dtype + "; products native";
+    recipe += "; products " + prepared.products() + " (" + config.dtype + ")";
   }
   lines.push_back(with("recipe", recipe));
   lines.push_back(with("converted", std::to_string(prepared.layers_converted()) + " of " +
                                         std::to_string(prepared.layers_total()) + " linears" +
                                         left_out(prepared)));
-  lines.push_back(with("data", data.train.name() + ": " + grouped(data.train.size()) +
-                                   " training and " + grouped(data.validation.size()) +
+  lines.push_back(with("data", data.train.name() + ": " + with_commas(data.train.size()) +
+                                   " training and " + with_commas(data.validation.size()) +
                                    " validation tokens"));
   lines.push_back(with(
       "steps",
-      grouped(config.steps) + " of " + std::to_string(config.batch) + " x " +
+      with_commas(config.steps) + " of " + std::to_string(config.batch) + " x " +
           std::to_string(config.sequence) +
           (config.accumulation > 1 ? " x " + std::to_string(config.accumulation) : std::string()) +
           " tokens, seed " + std::to_string(config.seed)));

@@ -15,8 +15,8 @@ std::string processor_name();
 std::string cpu_capability();
 
 /// The first lines of a run's log, one fact a line: device and threads, model and parameters,
-/// recipe, flavour and how its products run (native or emulated), layers converted and which are
-/// not and why, data and tokens a step.
+/// recipe, flavour, how its products run (native, emulated or high precision) and with which fast
+/// accumulation, layers converted and which are not and why, data and tokens a step.
 std::vector<std::string> run_header(const TrainConfig& config, const PreparedModel& prepared,
                                     const DataSplit& data);
 

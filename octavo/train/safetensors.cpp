@@ -81,7 +81,8 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
   std::vector<const NamedTensors::value_type*> order;
   std::set<std::string> names;
   for (const auto& named : tensors) {
-    TORCH_CHECK(named.second.defined(), "tensors: \"", named.first, "\" is undefined");
+    TORCH_CHECK(named.second.defined(), "tensors: \"", named.first,
+                "\" is undefined; leave it out");
     TORCH_CHECK(named.first != "__metadata__" && names.insert(named.first).second, "tensors: \"",
                 named.first, "\" is given twice or reserved; safetensors names are unique");
     TORCH_CHECK(name_of(named.second.scalar_type()), "tensors: \"", named.first,
@@ -109,7 +110,8 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
   try {
     text = header.dump();
   } catch (const json::exception&) {
-    TORCH_CHECK(false, "tensors: a name or the metadata for ", path.string(), " is not UTF-8");
+    TORCH_CHECK(false, "tensors: a name or the metadata for ", path.string(),
+                " is not UTF-8; rename it");
   }
   text.resize(
       (kLengthBytes + text.size() + kAlignment - 1) / kAlignment * kAlignment - kLengthBytes, ' ');
@@ -129,7 +131,8 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path.string()) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  TORCH_CHECK(file >= 0, "cannot read ", path_, ": ", std::strerror(errno));
+  TORCH_CHECK(file >= 0, "cannot read ", path_, ": ", std::strerror(errno),
+              "; check the path and its permissions, or use an older checkpoint");
   struct stat status = {};
   const bool regular = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
   const std::uint64_t size = regular ? static_cast<std::uint64_t>(status.st_size) : 0;
@@ -138,10 +141,11 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
     address = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
   const int reason = errno;
   ::close(file);
-  TORCH_CHECK(regular, path_, " is not a regular file; expected a safetensors file");
+  TORCH_CHECK(regular, path_, " is not a regular file; give a safetensors file");
   TORCH_CHECK(size > kLengthBytes, path_, " is truncated (", size,
               " bytes); copy it again or use an older checkpoint");
-  TORCH_CHECK(address != MAP_FAILED, "cannot map ", path_, ": ", std::strerror(reason));
+  TORCH_CHECK(address != MAP_FAILED, "cannot map ", path_, ": ", std::strerror(reason),
+              "; copy it to a local file system, or raise the memory limit (ulimit -v)");
   mapping_ = {static_cast<std::uint8_t*>(address), [size](std::uint8_t* p) { ::munmap(p, size); }};
 
   std::uint64_t length = 0;
@@ -158,7 +162,8 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
 
   const json header = json::parse(text, text + length, nullptr, /*allow_exceptions=*/false);
   TORCH_CHECK(header.is_object(), path_,
-              " is not a safetensors file (its header is no JSON object)");
+              " is not a safetensors file (its header is no JSON object); give one, or a "
+              "checkpoint octavo wrote");
   const auto check = [&](bool ok, const std::string& name) {
     TORCH_CHECK(ok, path_, " is damaged or not a safetensors file (header entry \"", name,
                 "\"); copy it again or use an older checkpoint");

@@ -59,7 +59,8 @@ TokenFile::TokenFile(const std::string& path) : path_(path) {
   address_ = ::mmap(nullptr, static_cast<std::size_t>(size_), PROT_READ, MAP_PRIVATE, fd, 0);
   const int error = errno;
   ::close(fd);
-  TORCH_CHECK(address_ != MAP_FAILED, "data: cannot map '", path, "': ", std::strerror(error));
+  TORCH_CHECK(address_ != MAP_FAILED, "data: cannot map '", path, "': ", std::strerror(error),
+              "; copy it to a local file system, or raise the memory limit (ulimit -v)");
   if (is_shard(path)) {
     try {
       read_header();
@@ -99,9 +100,10 @@ void TokenFile::read_header() {
               header.version, ", this build reads version ", kShardVersion, "; make it anew");
   TORCH_CHECK(header.bytes_per_token == 2 || header.bytes_per_token == 4, "data: shard '", path_,
               "' says ", header.bytes_per_token,
-              " bytes a token; expected 2 (uint16) or 4 (uint32)");
+              " bytes a token; expected 2 (uint16) or 4 (uint32): make it anew");
   width_ = header.bytes_per_token;
   offset_ = kShardHeaderBytes;
+  vocabulary_ = header.vocabulary;
   TORCH_CHECK(header.tokens > 0, "data: shard '", path_, "' holds no tokens; leave it out");
   const std::int64_t payload = size_ - offset_;
   // Compared without multiplying the header's number, which may be anything.
@@ -116,7 +118,8 @@ void TokenFile::read_header() {
 void write_token_shard(const std::string& path, const at::Tensor& tokens,
                        std::int64_t bytes_per_token, std::int64_t vocabulary) {
   TORCH_CHECK(bytes_per_token == 2 || bytes_per_token == 4,
-              "bytes_per_token: expected 2 (uint16) or 4 (uint32), got ", bytes_per_token);
+              "bytes_per_token: expected 2 (uint16) or 4 (uint32), got ", bytes_per_token,
+              "; give 2 for a vocabulary of up to 65536, otherwise 4");
   const at::Tensor wide = tokens.to(at::kLong).contiguous();
   const std::int64_t* data = wide.const_data_ptr<std::int64_t>();
   std::int64_t limit = std::int64_t{1} << (8 * bytes_per_token);
@@ -135,7 +138,8 @@ void write_token_shard(const std::string& path, const at::Tensor& tokens,
   header.tokens = static_cast<std::uint64_t>(wide.numel());
   header.vocabulary = static_cast<std::uint64_t>(vocabulary);
   std::FILE* file = std::fopen(path.c_str(), "wb");
-  TORCH_CHECK(file != nullptr, "data: cannot write '", path, "': ", std::strerror(errno));
+  TORCH_CHECK(file != nullptr, "data: cannot write '", path, "': ", std::strerror(errno),
+              "; check the folder and its permissions");
   bool good = std::fwrite(&header, sizeof(header), 1, file) == 1;
   good = std::fwrite(payload.data(), 1, payload.size(), file) == payload.size() && good;
   good = std::fclose(file) == 0 && good;

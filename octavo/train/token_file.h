@@ -31,6 +31,8 @@ class TokenFile {
   TokenFile& operator=(const TokenFile&) = delete;
 
   std::int64_t tokens() const { return tokens_; }
+  /// What a shard's tokens were made with, as its header says; 0: unknown, and for text.
+  std::uint64_t vocabulary() const { return vocabulary_; }
 
   /// Tokens [begin, begin + count) to `out`; the range is the caller's to check.
   void read(std::int64_t begin, std::int64_t count, std::int64_t* out) const;
@@ -44,6 +46,7 @@ class TokenFile {
   std::int64_t offset_ = 0;  // of the first token
   std::int64_t width_ = 1;   // bytes a token
   std::int64_t tokens_ = 0;
+  std::uint64_t vocabulary_ = 0;
 };
 
 /// Writes `tokens` (any integer dtype, 1-D) as one shard. Errors: a token that is negative, at

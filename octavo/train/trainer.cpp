@@ -52,6 +52,7 @@ nlohmann::json to_json(const TrainResult& result) {
           {"layers_total", result.layers_total},
           {"parameters", result.parameters},
           {"steps", result.steps},
+          {"threads", result.threads},
           {"train_loss", result.train_loss},
           {"validation_loss", result.validation_loss},
           {"eval_recipe", result.eval_recipe},
@@ -86,10 +87,12 @@ struct Trainer::State {
   void start_or_resume();
   double train_step();
   void save();
+  CheckpointState load_newest(const std::filesystem::path& newest) const;
   double validate(EvalRecipe recipe);
   void record_step(JsonLines& metrics, double loss, double lr,
                    const std::vector<double>& step_seconds) const;
   [[noreturn]] void fail_non_finite(const char* what, double value) const;
+  void check_validation(double loss) const;
   // Of the device's dense bf16 rate; none where that is not known (the CPU).
   std::optional<double> mfu(double tokens_per_second) const {
     const auto peak = peak_rates(config.device);
@@ -116,6 +119,21 @@ struct Trainer::State {
   std::vector<std::string> resume_lines;
 };
 
+CheckpointState Trainer::State::load_newest(const std::filesystem::path& newest) const {
+  const std::string repair = "; remove " + newest.string() + " and resume again";
+  CheckpointState state;
+  try {
+    state = load_checkpoint(newest);
+  } catch (const c10::Error& error) {
+    TORCH_CHECK(false, error.what_without_backtrace(), repair);
+  }
+  const std::int64_t position = state.step * state.config.accumulation;
+  TORCH_CHECK(state.data_position == position, newest.string(), "/state.json: data_position ",
+              state.data_position, ", expected step * accumulation, ", position,
+              ": other data than this octavo's would have been drawn", repair);
+  return state;
+}
+
 void Trainer::State::start_or_resume() {
   const auto newest = newest_checkpoint(config.run_dir);
   if (!config.resume) {
@@ -131,7 +149,7 @@ void Trainer::State::start_or_resume() {
                            ": starting at step 0");
     return;
   }
-  const CheckpointState state = load_checkpoint(*newest);
+  const CheckpointState state = load_newest(*newest);
   resume_lines = resume_differences(state.config, config);
   resume_lines.insert(resume_lines.begin(), "resume      from " + newest->string());
   load_parameters(*prepared.model, state.parameters);
@@ -151,6 +169,15 @@ void Trainer::State::fail_non_finite(const char* what, double value) const {
           << "warmup_steps; then "
           << (newest ? "resume from " + newest->string() : std::string("start again"));
   TORCH_CHECK(false, message.str());
+}
+
+void Trainer::State::check_validation(double loss) const {
+  if (std::isfinite(loss)) return;
+  const auto newest = newest_checkpoint(config.run_dir);
+  TORCH_CHECK(false, "validation loss: ", loss, " after step ", step,
+              "; the training diverged. Lower lr (now ", config.lr,
+              ") or clip_norm, or train longer in warmup_steps, and start again in another run_dir",
+              newest && saved_step != step ? ", or resume from " + newest->string() : "");
 }
 
 // One optimiser step; the mean loss of its micro-batches, and gradient_norm.
@@ -228,7 +255,11 @@ Trainer::~Trainer() = default;
 
 std::int64_t Trainer::step() const { return state_->step; }
 
-double Trainer::evaluate(EvalRecipe recipe) { return state_->validate(recipe); }
+double Trainer::evaluate(EvalRecipe recipe) {
+  const double loss = state_->validate(recipe);
+  state_->check_validation(loss);
+  return loss;
+}
 
 TrainResult Trainer::run() {
   State& s = *state_;
@@ -240,11 +271,12 @@ TrainResult Trainer::run() {
   for (const std::string& line : run_header(config, s.prepared, s.data)) s.say(line);
   for (const std::string& line : s.resume_lines) s.say(line);
   JsonLines metrics(run_dir / "metrics.jsonl",
-                    s.step > 0 ? JsonLines::Mode::kAppend : JsonLines::Mode::kTruncate);
+                    config.resume ? JsonLines::Mode::kAppend : JsonLines::Mode::kTruncate);
   metrics.write({{"event", s.step > 0 ? "resume" : "start"},
                  {"step", s.step},
                  {"recipe", s.prepared.recipe_string()},
                  {"flavour", s.prepared.flavour()},
+                 {"fast_accumulation", s.prepared.fast_accumulation()},
                  {"threads", at::get_num_threads()},
                  {"config", nlohmann::json::parse(to_json(config))}});
 
@@ -259,6 +291,7 @@ TrainResult Trainer::run() {
     std::ostringstream line;
     line << "validation at step " << s.step << ": " << loss << " nats per token";
     s.say(line.str());
+    s.check_validation(loss);
     return loss;
   };
   const auto save = [&] {
@@ -288,6 +321,7 @@ TrainResult Trainer::run() {
   result.layers_total = s.prepared.layers_total();
   result.parameters = models::parameter_count(config.model).total();
   result.steps = s.step;
+  result.threads = at::get_num_threads();
   result.train_loss = result.losses.empty() ? 0.0 : result.losses.back();
   result.eval_recipe = config.eval_recipe;
   result.seconds_per_step = seconds_per_step(step_seconds);

@@ -14,12 +14,13 @@ namespace octavo::train {
 
 /// What a run came to. summary.json holds the same (to_json).
 struct TrainResult {
-  std::string recipe;   ///< canonical, or "high_precision"
+  std::string recipe;   ///< recipe_text(): canonical but for the flavour, or "high_precision"
   std::string flavour;  ///< "ocp" or "fnuz" as used; "none" without a recipe
   std::int64_t layers_converted = 0;
   std::int64_t layers_total = 0;  ///< every octavo::nn::Linear of the model, lm_head included
   std::int64_t parameters = 0;    ///< tied ones once
   std::int64_t steps = 0;         ///< done, those before a resume included
+  std::int64_t threads = 0;       ///< LibTorch's, in this process
   double train_loss = 0.0;        ///< of the last step
   double validation_loss = 0.0;   ///< nats per token, with the products eval_recipe names
   std::string eval_recipe;        ///< "trained" or "high_precision"
@@ -49,17 +50,21 @@ struct TrainerOptions {
 class Trainer {
  public:
   /// Builds the model (weights from config.seed), converts it, opens the data, and with
-  /// config.resume loads the newest checkpoint. Errors name the key and the repair.
+  /// config.resume loads the newest checkpoint. Errors name the key and the repair, for a damaged
+  /// checkpoint which folder to remove.
   explicit Trainer(const TrainConfig& config, const TrainerOptions& options = {});
   ~Trainer();
 
   /// Trains to config.steps, validates, saves, writes summary.json.
   /// A loss or gradient norm that is not finite is an error that names the step and what to do;
-  /// the parameters are those before that step, earlier checkpoints and metrics stay.
+  /// the parameters are those before that step, earlier checkpoints and metrics stay. So is a
+  /// validation loss that is not finite, after its line in the metrics; at the end of the run the
+  /// checkpoint is saved before, and there is no summary.
   /// SIGINT and SIGTERM finish the step, save, and return `interrupted`; a second one kills.
   TrainResult run();
 
-  /// Mean loss over the validation tokens, nats per token; leaves the model as it was.
+  /// Mean loss over the validation tokens, nats per token; leaves the model as it was. An error
+  /// where it is not finite.
   double evaluate(EvalRecipe recipe = EvalRecipe::kTrained);
 
   std::int64_t step() const;  ///< steps done

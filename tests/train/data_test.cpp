@@ -1,5 +1,6 @@
 #include "octavo/train/data.h"
 #include "octavo/train/token_file.h"
+#include "tests/error_of.h"
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
@@ -149,6 +150,28 @@ TEST_F(DataTest, BadShardsAreNamed) {
   bad = good.substr(0, 256);
   std::memset(bad.data() + 16, 0, 8);
   EXPECT_HAS(error_of(write("a.bin", bad)), "holds no tokens");
+}
+
+TEST_F(DataTest, AShardMadeWithALargerVocabularyDoesNotOpen) {
+  write_token_shard(path("a.bin"), torch::arange(0, 100), 2, 50257);
+  const std::string error =
+      octavo::testing::error_of([&] { TokenSource::open(path("a.bin"), 50256); });
+  EXPECT_HAS(error, "a.bin' was made with a vocabulary of 50257 tokens, the model's is 50256");
+  EXPECT_HAS(error, "set vocabulary to at least 50257");
+  EXPECT_EQ(TokenSource::open(path("a.bin"), 50257).size(), 100);
+  EXPECT_EQ(TokenSource::open(path("a.bin"), 50304).size(), 100);  // a padded vocabulary
+  EXPECT_EQ(TokenSource::open(shard("unknown.bin", 0, 5), 256).size(), 5);
+
+  // A run asks with its model's, for both parts.
+  TrainConfig config;
+  config.sequence = 8;
+  config.train_data = path("a.bin");
+  EXPECT_THROW(open_data(config), c10::Error);
+  config.train_data = shard("b.bin", 0, 100);
+  config.validation_data = path("a.bin");
+  EXPECT_THROW(open_data(config), c10::Error);
+  config.model.vocabulary = 50257;
+  EXPECT_NO_THROW(open_data(config));
 }
 
 TEST_F(DataTest, TokensThatDoNotFitAreNotWritten) {

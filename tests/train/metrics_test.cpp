@@ -46,6 +46,27 @@ TEST_F(MetricsTest, AppendingKeepsWhatIsThere) {
   EXPECT_EQ(content(path), "{\"step\":3}\n");
 }
 
+TEST_F(MetricsTest, AppendingCutsOffATornLine) {
+  const auto path = folder_ / "metrics.jsonl";
+  const std::string whole = "{\"step\":1}\n{\"step\":2}\n";
+  for (const std::string& torn : {std::string("{\"ste"), std::string("{\"step\":3}"),
+                                  std::string(100000, 'x'), std::string()}) {
+    std::ofstream(path, std::ios::binary) << whole << torn;
+    { JsonLines(path, JsonLines::Mode::kAppend).write({{"step", 3}}); }
+    EXPECT_EQ(content(path), whole + "{\"step\":3}\n") << torn.size();
+  }
+  std::ofstream(path, std::ios::binary) << "{\"ste";  // not one whole line
+  { JsonLines(path, JsonLines::Mode::kAppend).write({{"step", 1}}); }
+  EXPECT_EQ(content(path), "{\"step\":1}\n");
+}
+
+TEST_F(MetricsTest, WriteJsonKeepsTheOrderOfAnOrderedObject) {
+  const auto path = folder_ / "ordered.json";
+  write_json(path, nlohmann::ordered_json{{"recipe", "rowwise"}, {"flavour", "ocp"}, {"a", 1}});
+  EXPECT_EQ(content(path),
+            "{\n  \"recipe\": \"rowwise\",\n  \"flavour\": \"ocp\",\n  \"a\": 1\n}\n");
+}
+
 TEST_F(MetricsTest, AFullDiskIsAnErrorThatNamesThePath) {
   JsonLines lines("/dev/full", JsonLines::Mode::kAppend);
   try {
@@ -87,6 +108,14 @@ TEST(Metrics, ProgressLineSaysEverything) {
             "(peak 600)  1m20s left");
   progress.mfu = 0.4567;
   EXPECT_NE(progress_line(progress).find("MFU 45.7%"), std::string::npos);
+}
+
+TEST(Metrics, ThousandsHaveCommas) {
+  EXPECT_EQ(with_commas(0), "0");
+  EXPECT_EQ(with_commas(999), "999");
+  EXPECT_EQ(with_commas(1000), "1,000");
+  EXPECT_EQ(with_commas(-123456), "-123,456");
+  EXPECT_EQ(with_commas(8030261248), "8,030,261,248");
 }
 
 TEST(Metrics, Durations) {

@@ -134,7 +134,10 @@ TEST_F(TrainerTest, LeavesASummaryAndALineAStep) {
 
   const std::string text = log.str();
   EXPECT_HAS(text, "device      cpu (");
-  EXPECT_HAS(text, "recipe      rowwise, ocp; products emulated, reference backend");
+  EXPECT_HAS(text,
+             "recipe      rowwise, ocp; products emulated (reference backend); fast accumulation "
+             "forward");
+  EXPECT_EQ(metrics(config)[0]["fast_accumulation"], "forward");
   EXPECT_HAS(text, "converted   14 of 15 linears; high precision: lm_head");
   EXPECT_HAS(text, "step 12/12");
   EXPECT_HAS(text, "MFU n/a");
@@ -187,27 +190,43 @@ TEST_F(TrainerTest, AccumulatedGradientsAreThoseOfTheWholeBatch) {
   }
 }
 
-class ResumeTest : public TrainerTest, public ::testing::WithParamInterface<const char*> {};
+class ResumeTest : public TrainerTest, public ::testing::WithParamInterface<std::string> {
+ protected:
+  TrainConfig short_run(const std::string& run) const {
+    TrainConfig config = tiny(run);
+    config.recipe = GetParam();
+    config.model.layers = 1;
+    config.steps = 6;
+    config.validation_batches = 1;
+    return config;
+  }
+};
+
+std::vector<std::string> resumed_recipes() {
+  std::vector<std::string> recipes = recipe_names();
+  recipes.insert(recipes.begin(), "high_precision");
+  recipes.push_back("tensorwise(flavour=fnuz)");
+  return recipes;
+}
 
 TEST_P(ResumeTest, IsBitEqualToAnUninterruptedRun) {
-  TrainConfig config = tiny("whole");
-  config.recipe = GetParam();
+  TrainConfig config = short_run("whole");
   config.accumulation = 2;
   const TrainResult whole = Trainer(config).run();
   const auto expected = saved_parameters(config);
 
   config.run_dir = (folder_ / "stopped").string();
-  SignallingLog stop("step  5/12", SIGTERM);
+  SignallingLog stop("step 4/6", SIGTERM);
   std::ostream log(&stop);
   const TrainResult first = Trainer(config, {.log = &log}).run();
   EXPECT_TRUE(first.interrupted);
-  EXPECT_EQ(first.steps, 5);
+  EXPECT_EQ(first.steps, 4);
   EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(config.run_dir) / "summary.json"));
 
   torch::manual_seed(999);  // a new process would have another generator
   config.resume = true;
   Trainer second(config);
-  EXPECT_EQ(second.step(), 5);
+  EXPECT_EQ(second.step(), 4);
   const TrainResult rest = second.run();
   std::vector<double> losses = first.losses;
   losses.insert(losses.end(), rest.losses.begin(), rest.losses.end());
@@ -221,9 +240,8 @@ TEST_P(ResumeTest, IsBitEqualToAnUninterruptedRun) {
 }
 
 TEST_P(ResumeTest, ActivationCheckpointingChangesNoBit) {
-  TrainConfig config = tiny("plain");
-  config.recipe = GetParam();
-  config.steps = 4;
+  TrainConfig config = short_run("plain");
+  config.steps = 3;
   const TrainResult plain = Trainer(config).run();
   config.run_dir = (folder_ / "checkpointed").string();
   config.activation_checkpointing = true;
@@ -232,8 +250,13 @@ TEST_P(ResumeTest, ActivationCheckpointingChangesNoBit) {
   EXPECT_EQ(checkpointed.validation_loss, plain.validation_loss);
 }
 
-INSTANTIATE_TEST_SUITE_P(Recipes, ResumeTest, ::testing::Values("high_precision", "rowwise"),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Recipes, ResumeTest, ::testing::ValuesIn(resumed_recipes()),
+                         [](const auto& info) {
+                           std::string name;
+                           for (const char c : info.param)
+                             if (c != ')') name += std::isalnum(c) ? c : '_';
+                           return name;
+                         });
 
 TEST_F(TrainerTest, SigintStopsTooAndTheOldHandlerComesBack) {
   static int calls = 0;
@@ -267,6 +290,66 @@ TEST_F(TrainerTest, ANonFiniteLossIsAnErrorAndKeepsWhatWasWritten) {
   EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(config.run_dir) / "summary.json"));
 }
 
+TEST_F(TrainerTest, ANonFiniteValidationLossIsAnErrorAfterItsLine) {
+  // The only step is taken with a finite loss; what it leaves has none. (From 1e20 on squares
+  // overflow in RMSNorm, which then gives zeros and the finite loss of equal logits.)
+  TrainConfig config = tiny("exploded");
+  config.steps = 1;
+  config.warmup_steps = 0;
+  config.lr = 1e18;
+  const std::string error = error_of([&] { Trainer(config).run(); });
+  EXPECT_HAS(error, "validation loss: ");
+  EXPECT_HAS(error, "after step 1");
+  EXPECT_HAS(error, "Lower lr (now 1e+18)");
+  const auto lines = metrics(config);
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_EQ(lines[1]["event"], "train");
+  EXPECT_EQ(lines[2]["event"], "checkpoint");
+  EXPECT_EQ(lines[3]["event"], "validation");
+  EXPECT_TRUE(lines[3]["loss"].is_null());
+  EXPECT_EQ(load_checkpoint(config.run_dir).step, 1);
+  EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(config.run_dir) / "summary.json"));
+  config.resume = true;
+  Trainer again(config);
+  EXPECT_HAS(error_of([&] { again.evaluate(); }), "validation loss: ");
+}
+
+TEST_F(TrainerTest, ADamagedNewestCheckpointSaysWhichFolderToRemove) {
+  TrainConfig config = tiny("damaged");
+  config.model.layers = 1;
+  config.steps = 3;
+  config.checkpoint_every = 1;
+  Trainer(config).run();
+  config.resume = true;
+  const std::filesystem::path newest = *newest_checkpoint(config.run_dir);
+  ASSERT_EQ(newest.filename(), "step-000003");
+  const std::string repair = "; remove " + newest.string() + " and resume again";
+
+  std::string state;
+  {
+    std::ifstream in(newest / "state.json");
+    state.assign(std::istreambuf_iterator<char>(in), {});
+  }
+  std::string moved = state;
+  const std::string written = "\"data_position\": 3";
+  ASSERT_NE(moved.find(written), std::string::npos) << moved;
+  moved.replace(moved.find(written), written.size(), "\"data_position\": 7");
+  std::ofstream(newest / "state.json") << moved;
+  const std::string error = error_of([&] { Trainer trainer(config); });
+  EXPECT_HAS(error, "data_position 7, expected step * accumulation, 3");
+  EXPECT_HAS(error, repair);
+  std::ofstream(newest / "state.json") << state;
+
+  for (const char* name : {"optimizer.safetensors", "state.json"}) {
+    std::filesystem::resize_file(newest / name, 40);
+    const std::string damaged = error_of([&] { Trainer trainer(config); });
+    EXPECT_HAS(damaged, name);
+    EXPECT_HAS(damaged, repair);
+  }
+  std::filesystem::remove_all(newest);  // as it says
+  EXPECT_EQ(Trainer(config).step(), 2);
+}
+
 TEST_F(TrainerTest, ARunIsNotOverwritten) {
   TrainConfig config = tiny("twice");
   config.steps = 2;
@@ -287,6 +370,28 @@ TEST_F(TrainerTest, ResumingWithoutACheckpointStarts) {
   std::ostringstream log;
   EXPECT_EQ(Trainer(config, {.log = &log}).run().steps, 1);
   EXPECT_HAS(log.str(), "starting at step 0");
+}
+
+TEST_F(TrainerTest, ResumingWithoutACheckpointKeepsTheMetrics) {
+  // What a run leaves that was killed before its first checkpoint, in the middle of a line.
+  TrainConfig config = tiny("killed");
+  config.steps = 1;
+  config.resume = true;
+  std::filesystem::create_directories(config.run_dir);
+  const auto path = std::filesystem::path(config.run_dir) / "metrics.jsonl";
+  std::ofstream(path) << R"({"event":"start","step":0})"
+                         "\n"
+                      << R"({"event":"train","step":1,"loss":5.5})"
+                         "\n"
+                         R"({"event":"tr)";
+  const TrainResult result = Trainer(config).run();
+  std::vector<std::string> events;
+  const auto lines = metrics(config);  // every line is whole
+  for (const nlohmann::json& line : lines) events.push_back(line["event"]);
+  EXPECT_EQ(events, (std::vector<std::string>{"start", "train", "start", "train", "checkpoint",
+                                              "validation"}));
+  EXPECT_EQ(lines[1]["loss"], 5.5);
+  EXPECT_EQ(lines[3]["loss"].get<double>(), result.losses[0]);
 }
 
 TEST_F(TrainerTest, ResumingWithOtherSettingsSaysSo) {
@@ -329,7 +434,9 @@ TEST_F(TrainerTest, EveryRecipeTrains) {
     config.recipe = recipe;
     const TrainResult result = Trainer(config).run();
     EXPECT_EQ(result.layers_converted, 14) << recipe;
-    EXPECT_LT(result.losses.back(), 4.5) << recipe;
+    // Measured: 4.069 to 4.073. Rounding moves the twelfth loss by a tenth of a percent; a wrong
+    // product or gradient leaves it near 5.5.
+    EXPECT_NEAR(result.losses.back(), 4.07, 0.04) << recipe;
   }
 }
 
@@ -343,6 +450,15 @@ TEST_F(TrainerTest, ParametersDoNotDependOnTheRecipe) {
   for (const auto& entry : a) EXPECT_TRUE(torch::equal(entry.value(), b[entry.key()]));
   EXPECT_EQ(converted.layers_converted(), 14);
   EXPECT_EQ(plain.flavour(), "none");
+  EXPECT_EQ(plain.products(), "high precision");
+  EXPECT_EQ(plain.fast_accumulation(), "none");
+}
+
+TEST_F(TrainerTest, TheRecipeIsPrintedWithoutItsFlavour) {
+  EXPECT_EQ(recipe_text(std::nullopt), "high_precision");
+  EXPECT_EQ(recipe_text(Recipe::parse("tensorwise(flavour=fnuz)")), "tensorwise");
+  EXPECT_EQ(recipe_text(Recipe::parse("tensorwise(flavour=fnuz,fast_accumulation=all)")),
+            "tensorwise(fast_accumulation=all)");
 }
 
 TEST_F(TrainerTest, BadSettingsAreNamed) {

@@ -41,8 +41,7 @@ void check(const BaselineOptions& options) {
     const train::Baseline expected = train::read_baseline(path_of(options, which));
     const train::Baseline actual = train::run_baseline(which, options.text, options.threads);
     const train::BaselineComparison result = train::compare_baselines(which, expected, actual);
-    std::cout << which.name << ": " << (result.passed ? "ok, " : "FAILED, ") << result.message
-              << std::endl;
+    std::cout << (result.passed ? "ok      " : "FAILED  ") << result.message << std::endl;
     if (!result.passed) failed += (failed.empty() ? "" : ", ") + which.name;
   }
   TORCH_CHECK(failed.empty(), "losses differ from the baselines: ", failed,

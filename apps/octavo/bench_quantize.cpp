@@ -1,4 +1,4 @@
-#include "bench_quantize.h"
+#include "apps/octavo/bench_quantize.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -8,14 +8,16 @@
 #include <cstdio>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <optional>
+#include <utility>
 #include <vector>
 
 #include "octavo/kernels/counter.h"
 #include "octavo/kernels/cpu/targets.h"
 #include "octavo/quantize/quantize.h"
+#include "octavo/recipe/nearest.h"
+#include "octavo/train/metrics.h"
 
-namespace octavo {
+namespace octavo::app {
 namespace {
 
 struct Case {
@@ -83,11 +85,6 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-double median(std::vector<double> times) {
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return times[times.size() / 2];
-}
-
 std::int64_t bytes_written(const ScaledTensor& layout) {
   return layout.defined() ? static_cast<std::int64_t>(layout.data.nbytes() + layout.scale.nbytes())
                           : 0;
@@ -115,39 +112,43 @@ Result measure(const Case& c, const at::Tensor& x, int repetitions) {
   const double bytes = static_cast<double>(passes) * static_cast<double>(x.nbytes()) +
                        static_cast<double>(bytes_written(once.rows)) +
                        static_cast<double>(bytes_written(once.transposed));
-  return {c.name, median(ours), median(theirs), median(copies), bytes};
+  return {c.name, train::median(ours), train::median(theirs), train::median(copies), bytes};
 }
 
-std::optional<at::ScalarType> dtype_of(const std::string& name) {
+at::ScalarType dtype_of(const std::string& name) {
   if (name == "bf16") return at::kBFloat16;
   if (name == "fp16") return at::kHalf;
   if (name == "fp32") return at::kFloat;
-  return std::nullopt;
+  TORCH_CHECK(false, "--dtype: expected bf16, fp16 or fp32, got ", name, "; give one of them");
+}
+
+std::vector<Case> chosen_cases(const std::string& only) {
+  std::vector<Case> chosen = cases();
+  std::vector<std::string> names;
+  for (const Case& c : chosen) names.push_back("\"" + c.name + "\"");
+  std::erase_if(chosen, [&](const Case& c) { return c.name.find(only) == std::string::npos; });
+  TORCH_CHECK(!chosen.empty(), "--only: no pair's name holds \"", only,
+              "\"; give a part of one of: ", join(names));
+  return chosen;
 }
 
 }  // namespace
 
-int bench_quantize(const BenchQuantizeOptions& options) {
-  const std::optional<at::ScalarType> dtype = dtype_of(options.dtype);
-  if (!dtype) {
-    std::fprintf(stderr, "dtype: expected bf16, fp16 or fp32, got %s\n", options.dtype.c_str());
-    return 2;
+void bench_quantize(const BenchQuantizeOptions& options) {
+  const at::ScalarType dtype = dtype_of(options.dtype);
+  for (const auto& [name, value] : {std::pair<const char*, std::int64_t>{"--rows", options.rows},
+                                    {"--columns", options.columns}}) {
+    TORCH_CHECK(value > 0 && value % 128 == 0, name,
+                ": expected a multiple of 128 (the eager expression views x in blocks), got ",
+                value, "; give 128, 256, ...");
   }
-  if (options.rows <= 0 || options.columns <= 0 || options.rows % 128 || options.columns % 128) {
-    std::fprintf(stderr,
-                 "rows, columns: expected multiples of 128 (the eager expression views x in "
-                 "blocks), got %lld and %lld\n",
-                 static_cast<long long>(options.rows), static_cast<long long>(options.columns));
-    return 2;
-  }
-  if (options.repetitions < 1) {
-    std::fprintf(stderr, "repetitions: expected at least 1, got %d\n", options.repetitions);
-    return 2;
-  }
+  TORCH_CHECK(options.repetitions >= 1, "--repetitions: expected at least 1, got ",
+              options.repetitions, "; give 1 or more");
+  const std::vector<Case> chosen = chosen_cases(options.only);
   if (options.threads > 0) at::set_num_threads(options.threads);
 
   at::manual_seed(1);
-  const at::Tensor x = at::randn({options.rows, options.columns}).to(*dtype);
+  const at::Tensor x = at::randn({options.rows, options.columns}).to(dtype);
   const auto elements = static_cast<double>(x.numel());
   const std::string target = kernels::cpu_target_name(kernels::cpu_targets().front());
   nlohmann::json results = nlohmann::json::array();
@@ -159,8 +160,7 @@ int bench_quantize(const BenchQuantizeOptions& options) {
     std::printf("%-40s %10s %8s %8s %10s %8s\n", "layouts", "ns/element", "GB/s", "of copy",
                 "eager ns", "ratio");
   }
-  for (const Case& c : cases()) {
-    if (c.name.find(options.only) == std::string::npos) continue;
+  for (const Case& c : chosen) {
     const Result r = measure(c, x, options.repetitions);
     const double copy_rate = 2.0 * static_cast<double>(x.nbytes()) / r.copy_seconds;
     const double rate = r.bytes / r.seconds;
@@ -190,7 +190,6 @@ int bench_quantize(const BenchQuantizeOptions& options) {
                                 {"results", results}};
     std::printf("%s\n", out.dump(2).c_str());
   }
-  return 0;
 }
 
-}  // namespace octavo
+}  // namespace octavo::app

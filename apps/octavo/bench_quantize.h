@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-namespace octavo {
+namespace octavo::app {
 
 /// What `octavo bench quantize` measures.
 struct BenchQuantizeOptions {
@@ -21,8 +21,9 @@ struct BenchQuantizeOptions {
 /// process, alternating; medians.
 ///
 /// Prints for each: nanoseconds per element, GB/s (x as often as it is read, plus the bytes and
-/// scales written), that rate over the copy's, and the eager expression's time over ours. Returns
-/// the exit code: 0, or 2 after a one-line message on standard error when the options are wrong.
-int bench_quantize(const BenchQuantizeOptions& options);
+/// scales written), that rate over the copy's, and the eager expression's time over ours. Errors:
+/// sizes that are no multiples of 128, an unknown dtype, no repetition, an `only` that no name
+/// holds (lists the names).
+void bench_quantize(const BenchQuantizeOptions& options);
 
-}  // namespace octavo
+}  // namespace octavo::app

@@ -37,9 +37,11 @@ void add_config_file_option(CLI::App& command, ConfigOptions& options);
 /// What happens to a run that run_dir holds already.
 enum class ExistingRun : std::uint8_t { kRefuse, kOverwrite };
 
-/// Where config.run_dir holds a checkpoint and config.resume is off: an error that names --resume
-/// and --overwrite, or with kOverwrite removes what octavo left there (checkpoints/, metrics.jsonl,
-/// summary.json) and nothing else, once the data is known to open.
+/// Makes way for one run in config.run_dir. Where that holds a checkpoint and config.resume is off:
+/// an error that names --resume and --overwrite, or with kOverwrite removes what octavo left there
+/// (checkpoints/, metrics.jsonl, summary.json) and nothing else, once the data is known to open.
+/// A folder that holds a comparison is an error whatever is asked: the run's summary.json would
+/// replace the table's.
 void prepare_run_dir(const train::TrainConfig& config, ExistingRun existing);
 
 /// Rows of equal length, the first the heading; columns padded to their widest cell, text left and
@@ -48,8 +50,6 @@ std::string format_table(const std::vector<std::vector<std::string>>& rows);
 
 /// `value` with that many decimals.
 std::string fixed(double value, int decimals);
-/// "1,234,567".
-std::string with_commas(std::int64_t value);
 /// "12.3 MiB".
 std::string bytes_text(double bytes);
 

@@ -1,3 +1,5 @@
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -8,6 +10,7 @@
 
 #include "apps/octavo/command.h"
 #include "octavo/train/checkpoint.h"
+#include "octavo/train/data.h"
 #include "octavo/train/metrics.h"
 #include "octavo/train/trainer.h"
 
@@ -83,13 +86,13 @@ double gap_percent(const train::TrainResult& result, const train::TrainResult& h
   return 100.0 * (result.validation_loss / high_precision.validation_loss - 1.0);
 }
 
+// What others read: these names, in this order.
 nlohmann::ordered_json summary_of(const std::vector<train::TrainResult>& results) {
   nlohmann::ordered_json summary = nlohmann::ordered_json::array();
   for (const train::TrainResult& result : results) {
     summary.push_back({{"recipe", result.recipe},
                        {"flavour", result.flavour},
                        {"layers_converted", result.layers_converted},
-                       {"layers_total", result.layers_total},
                        {"validation_loss", result.validation_loss},
                        {"gap_percent", gap_percent(result, results[0])},
                        {"seconds_per_step", result.seconds_per_step}});
@@ -111,38 +114,54 @@ std::string table_of(const std::vector<train::TrainResult>& results) {
   return format_table(rows);
 }
 
-// Settings that a finished run need not share with the one asked for.
-bool same_run(train::TrainConfig a, const train::TrainConfig& b) {
-  a.run_dir = b.run_dir;
-  a.resume = b.resume;
-  a.log_every = b.log_every;
-  a.keep_checkpoints = b.keep_checkpoints;
-  a.checkpoint_every = b.checkpoint_every;
-  a.threads = b.threads;
-  return to_json(a) == to_json(b);
+// The first key whose value keeps a run that is there from standing for the one asked for; empty
+// where there is none. Time per step depends on the threads, but a run's summary has those it used.
+std::string other_setting(const train::TrainConfig& there, const train::TrainConfig& asked) {
+  static const std::set<std::string> kFree = {"run_dir",          "resume",           "log_every",
+                                              "keep_checkpoints", "checkpoint_every", "threads"};
+  for (const train::ConfigKey& key : train::config_keys()) {
+    const nlohmann::json was = key.get(there), is = key.get(asked);
+    if (was != is && !kFree.contains(key.name))
+      return "has " + key.name + " " + was.dump() + ", asked for " + is.dump();
+  }
+  return "";
 }
 
-// With --resume a run of the same configuration that has its summary is not run again: the figures
-// of its time per step are in that summary only.
-std::optional<train::TrainResult> finished_result(const train::TrainConfig& config) {
-  if (!config.resume) return std::nullopt;
-  const auto newest = train::newest_checkpoint(config.run_dir);
+// The summary of a run that has done all its steps, or why it cannot be used.
+std::string read_finished(const train::TrainConfig& config, train::TrainResult& result) {
   std::ifstream in(std::filesystem::path(config.run_dir) / "summary.json");
-  if (!newest || !in) return std::nullopt;
-  const train::CheckpointState state = train::load_checkpoint_model(*newest);
   const nlohmann::json summary = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
-  if (state.step != config.steps || !same_run(state.config, config) || !summary.is_object() ||
-      summary.value("steps", std::int64_t{-1}) != config.steps ||
+  if (!summary.is_object() || summary.value("steps", std::int64_t{-1}) != config.steps ||
       !summary.contains("validation_loss") || !summary["validation_loss"].is_number() ||
       summary.value("seconds_per_step", 0.0) <= 0.0)
-    return std::nullopt;
-  train::TrainResult result;
+    return "has done its steps but has no summary of them";
+  const std::int64_t threads = config.threads > 0 ? config.threads : at::get_num_threads();
+  if (const auto was = summary.value("threads", std::int64_t{0}); was != threads)
+    return "measured its time per step with " + std::to_string(was) + " threads, asked for " +
+           std::to_string(threads);
   result.recipe = summary.value("recipe", "");
   result.flavour = summary.value("flavour", "");
   result.layers_converted = summary.value("layers_converted", std::int64_t{0});
   result.layers_total = summary.value("layers_total", std::int64_t{0});
   result.validation_loss = summary["validation_loss"].get<double>();
-  result.seconds_per_step = summary.value("seconds_per_step", 0.0);
+  result.seconds_per_step = summary["seconds_per_step"].get<double>();
+  return "";
+}
+
+// With --resume a run of the same settings that has its summary is not run again: the figures of
+// its time per step are in that summary only. One that cannot stand for the run asked for is an
+// error, because going on with it would put figures of two kinds into one table.
+std::optional<train::TrainResult> finished_result(const train::TrainConfig& config) {
+  if (!config.resume) return std::nullopt;
+  const auto newest = train::newest_checkpoint(config.run_dir);
+  if (!newest) return std::nullopt;
+  const train::CheckpointState state = train::load_checkpoint_model(*newest);
+  train::TrainResult result;
+  std::string why = other_setting(state.config, config);
+  if (why.empty() && state.step < config.steps) return std::nullopt;
+  if (why.empty()) why = read_finished(config, result);
+  TORCH_CHECK(why.empty(), "compare: the run in ", config.run_dir, " ", why, "; remove ",
+              config.run_dir, " and resume again, or give --overwrite instead of --resume");
   return result;
 }
 
@@ -157,14 +176,33 @@ train::TrainResult run_entry(const train::TrainConfig& config) {
   return result;
 }
 
+// Before anything is removed or run: data that opens, a folder that is no single run's (its
+// metrics.jsonl would pass for the comparison's), no run in the way.
+void check_run_dirs(const train::TrainConfig& base, const std::vector<Entry>& entries,
+                    ExistingRun existing) {
+  const std::filesystem::path run_dir = base.run_dir;
+  TORCH_CHECK(
+      !std::filesystem::exists(run_dir / "metrics.jsonl") && !train::newest_checkpoint(run_dir),
+      "run_dir: ", base.run_dir,
+      " holds the run of one recipe; name another folder with --run-dir, or remove that one");
+  train::open_data(base);
+  if (existing == ExistingRun::kOverwrite) return;
+  for (const Entry& entry : entries) prepare_run_dir(entry.config, existing);
+}
+
 void compare(const train::TrainConfig& base, const std::string& list, ExistingRun existing) {
   const std::vector<Entry> entries = make_entries(base, list);
-  for (const Entry& entry : entries) prepare_run_dir(entry.config, existing);
-  const std::filesystem::path summary_path = std::filesystem::path(base.run_dir) / "summary.json";
+  check_run_dirs(base, entries, existing);
+  const std::filesystem::path run_dir = base.run_dir, summary_path = run_dir / "summary.json";
+  // What tells of the runs before goes first, each of those runs only when its turn has come.
+  if (existing == ExistingRun::kOverwrite && !base.resume) {
+    for (const char* name : {"summary.json", "losses.png"}) std::filesystem::remove(run_dir / name);
+  }
   std::vector<train::TrainResult> results;
   for (const Entry& entry : entries) {
     std::cout << "== " << entry.label << " (" << results.size() + 1 << " of " << entries.size()
               << ") ==" << std::endl;
+    prepare_run_dir(entry.config, existing);
     results.push_back(run_entry(entry.config));
     // After every run, so that one that fails leaves the others' figures.
     train::write_json(summary_path, summary_of(results));
@@ -194,7 +232,8 @@ void add_compare_command(CLI::App& app) {
                    "recipes separated by commas, each with :ocp or :fnuz where wanted")
       ->type_name("LIST")
       ->capture_default_str();
-  command->add_flag("--overwrite", options->overwrite, "remove the runs that are there first");
+  command->add_flag("--overwrite", options->overwrite,
+                    "replace the runs that are there, one by one");
   add_config_options(*command, options->config);
   command->callback([options] {
     compare(options->config.make(), options->recipes,

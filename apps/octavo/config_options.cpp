@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "apps/octavo/command.h"
@@ -65,8 +66,13 @@ void add_config_options(CLI::App& command, ConfigOptions& options,
 }
 
 void prepare_run_dir(const train::TrainConfig& config, ExistingRun existing) {
-  if (config.resume) return;
   const std::filesystem::path run_dir = config.run_dir;
+  std::ifstream summary(run_dir / "summary.json");
+  TORCH_CHECK(!nlohmann::json::parse(summary, nullptr, /*allow_exceptions=*/false).is_array(),
+              "run_dir: ", config.run_dir,
+              " holds a comparison (its summary.json is the table of octavo compare); name another "
+              "folder with --run-dir, or remove that one");
+  if (config.resume) return;
   if (existing == ExistingRun::kOverwrite) {
     train::open_data(config);  // its errors come before anything is removed
     for (const char* name : {"checkpoints", "metrics.jsonl", "summary.json"})

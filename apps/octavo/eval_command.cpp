@@ -1,3 +1,4 @@
+#include <cmath>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,8 +11,9 @@ namespace {
 
 // With validation data of its own the training data need not be there.
 train::TokenSource held_out(const train::TrainConfig& config) {
-  return config.validation_data.empty() ? train::open_data(config).validation
-                                        : train::TokenSource::open(config.validation_data);
+  return config.validation_data.empty()
+             ? train::open_data(config).validation
+             : train::TokenSource::open(config.validation_data, config.model.vocabulary);
 }
 
 }  // namespace
@@ -39,6 +41,10 @@ void add_eval_command(CLI::App& app) {
                                                               .vocabulary = config.model.vocabulary,
                                                               .limit = config.validation_batches});
     const double loss = train::validation_loss(loaded.prepared.model, batches);
+    TORCH_CHECK(std::isfinite(loss), "validation loss: ", loss, " at step ", loaded.step, " of ",
+                options->checkpoint,
+                "; its training diverged: give an older checkpoint, or train again with a lower "
+                "lr");
     if (options->json) {
       std::cout << nlohmann::ordered_json({{"step", loaded.step},
                                            {"precision", loaded.precision},

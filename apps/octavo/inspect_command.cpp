@@ -6,11 +6,13 @@
 
 #include "apps/octavo/command.h"
 #include "octavo/device/architecture.h"
-#include "octavo/device/native_products.h"
 #include "octavo/models/llama_accounting.h"
 #include "octavo/nn/convert.h"
 #include "octavo/recipe/nearest.h"
 #include "octavo/train/checkpoint.h"
+#include "octavo/train/metrics.h"
+#include "octavo/train/prepare.h"
+#include "octavo/train/product_run.h"
 
 namespace octavo::app {
 namespace {
@@ -37,15 +39,6 @@ train::TrainConfig config_of(const InspectOptions& options) {
   return options.config.make(train::settings_of(saved, options.target));
 }
 
-ScalingFamily family_of(const ProductSpec& product) {
-  const Granularity &a = product.a->granularity, &b = product.b->granularity;
-  if (a.mx) return ScalingFamily::kMx;
-  if (a.block_columns > 1 || b.block_columns > 1) return ScalingFamily::kBlockwise;
-  if (a == Granularity::tensorwise() && b == Granularity::tensorwise())
-    return ScalingFamily::kTensorwise;
-  return ScalingFamily::kRowwise;
-}
-
 std::string operand_text(const LayoutSpec& layout) {
   return std::string(name(layout.format)) + " " + to_string(layout.granularity);
 }
@@ -53,20 +46,14 @@ std::string operand_text(const LayoutSpec& layout) {
 // The formats of one product and how the device multiplies them.
 ordered_json product_json(const char* formula, const ProductSpec& product,
                           const Architecture& architecture) {
+  const train::ProductRun run = train::product_run(product, architecture);
   ordered_json json = {{"product", formula}};
-  if (product.high_precision()) {
-    json["operands"] = "high precision";
-    json["runs"] = "high precision";
-    return json;
-  }
-  json["operands"] = operand_text(*product.a) + " . " + operand_text(*product.b);
-  const NativeProduct native =
-      native_product(architecture, family_of(product), flavour_of(product.a->format));
-  json["runs"] = is_native(native.backend)              ? "native"
-                 : native.backend == Backend::kEmulated ? "emulated"
-                                                        : "reference";
-  json["backend"] = std::string(name(native.backend));
-  if (native.needs_probe) json["needs_probe"] = true;
+  json["operands"] = product.high_precision()
+                         ? run.how
+                         : operand_text(*product.a) + " . " + operand_text(*product.b);
+  json["runs"] = run.how;
+  if (!run.backend.empty()) json["backend"] = run.backend;
+  if (run.needs_probe) json["needs_probe"] = true;
   return json;
 }
 
@@ -110,17 +97,19 @@ ordered_json report(const train::TrainConfig& config, const Architecture& archit
   const models::FlopsPerToken flops = models::flops_per_token(config.model, config.sequence);
   const models::MemoryEstimate memory = models::memory_estimate(config.model, dtype);
   ordered_json products = ordered_json::array();
-  std::string flavour = "none";
+  std::string flavour = "none", fast_accumulation = "none";
   if (recipe) {
     const LinearSpec spec = recipe->resolve(architecture.flavour);
     flavour = std::string(name(flavour_of(spec.forward.a->format)));
+    fast_accumulation = train::fast_accumulation_text(spec);
     products = {product_json("y = x . w", spec.forward, architecture),
                 product_json("dx = dy . w", spec.dx, architecture),
                 product_json("dw = dy . x", spec.dw, architecture)};
   }
   return {{"preset", config.preset},
-          {"recipe", recipe ? recipe->to_string() : "high_precision"},
+          {"recipe", train::recipe_text(recipe)},
           {"flavour", flavour},
+          {"fast_accumulation", fast_accumulation},
           {"architecture", std::string(architecture.name)},
           {"dtype", config.dtype},
           {"parameters",
@@ -188,14 +177,14 @@ std::string layers_table(const ordered_json& layers) {
   }
   for (std::size_t i = 0; i < counts.size(); ++i) {
     rows[i + 1][1] = std::to_string(counts[i]);
-    rows[i + 1][3] = with_commas(parameters[i]);
+    rows[i + 1][3] = train::with_commas(parameters[i]);
   }
   return format_table(rows);
 }
 
 std::string text_of(const ordered_json& report) {
   const auto count = [&](const char* group, const char* key) {
-    return with_commas(report[group][key].get<std::int64_t>());
+    return train::with_commas(report[group][key].get<std::int64_t>());
   };
   const auto memory = [&](const char* key) {
     return bytes_text(report["memory_bytes"][key].get<double>());
@@ -205,13 +194,14 @@ std::string text_of(const ordered_json& report) {
   };
   std::string out = layers_table(report["layers"]) + "\n";
   out += "recipe      " + report["recipe"].get<std::string>() + ", flavour " +
-         report["flavour"].get<std::string>() + "; " + report["layers_converted"].dump() + " of " +
-         report["layers_total"].dump() + " linears in FP8\n";
+         report["flavour"].get<std::string>() + ", fast accumulation " +
+         report["fast_accumulation"].get<std::string>() + "; " + report["layers_converted"].dump() +
+         " of " + report["layers_total"].dump() + " linears in FP8\n";
   for (const ordered_json& product : report["products"]) {
+    const train::ProductRun run{.how = product["runs"], .backend = product.value("backend", "")};
     out += "            " + product["product"].get<std::string>() + ": " +
-           product["operands"].get<std::string>() + ", " + product["runs"].get<std::string>();
-    if (product.contains("backend") && product["backend"] != product["runs"])
-      out += " (" + product["backend"].get<std::string>() + ")";
+           product["operands"].get<std::string>();
+    if (product["operands"] != run.how) out += ", " + run.text();
     out += " on " + report["architecture"].get<std::string>();
     if (product.contains("needs_probe")) out += " where a probe at start-up succeeds";
     out += "\n";

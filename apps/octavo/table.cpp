@@ -51,13 +51,6 @@ std::string fixed(double value, int decimals) {
   return text;
 }
 
-std::string with_commas(std::int64_t value) {
-  std::string digits = std::to_string(value < 0 ? -value : value);
-  for (std::ptrdiff_t at = std::ptrdiff_t(digits.size()) - 3; at > 0; at -= 3)
-    digits.insert(static_cast<std::size_t>(at), ",");
-  return (value < 0 ? "-" : "") + digits;
-}
-
 std::string bytes_text(double bytes) {
   const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   int unit = 0;

@@ -46,6 +46,13 @@ def run(*arguments, text=True, **options):
     return Result(done)
 
 
+def good(result):
+    """Exit code 0 and nothing on stderr; the result."""
+    assert result.code == 0, result
+    assert result.err == "", result
+    return result
+
+
 def user_error(result, *parts, code=1):
     """One line on stderr that begins with "octavo: " and holds every part."""
     assert result.code == code, result

@@ -4,6 +4,7 @@ import json
 import resource
 import shutil
 import signal
+import struct
 
 import pytest
 from conftest import checkpoints, losses, run, user_error
@@ -155,6 +156,49 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_loses_nothing(config, tmp_p
         json.loads(line)
     assert checkpoints(run_dir), "and in a checkpoint"
     assert run("inspect", run_dir).code == 0
+
+
+def test_a_validation_loss_that_is_not_finite_is_an_error(config, tmp_path):
+    run_dir = tmp_path / "run"
+    path = config(steps=1, warmup_steps=0)
+    user_error(run("train", "--config", path, "--lr", "1e18"), "validation loss", "step 1", "lr")
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["start", "train", "checkpoint", "validation"]
+    assert lines[-1]["loss"] is None
+    assert checkpoints(run_dir) == ["step-000001"]
+    assert not (run_dir / "summary.json").exists()
+    for option in [[], ["--json"]]:
+        result = run("eval", run_dir, *option)
+        user_error(result, "validation loss", "step 1", "older checkpoint")
+        assert result.out == ""
+    # A comparison fails likewise, and keeps what its runs wrote.
+    compared = tmp_path / "compared"
+    options = ["--recipes", "rowwise", "--lr", "1e18", "--run-dir", compared]
+    user_error(run("compare", "--config", path, *options), "validation loss", "step 1")
+    assert checkpoints(compared / "high_precision") == ["step-000001"]
+    assert not (compared / "summary.json").exists()
+
+
+def test_a_damaged_newest_checkpoint_says_what_to_remove(config, tmp_path):
+    path = config(steps=4, checkpoint_every=2)
+    assert run("train", "--config", path).code == 0
+    newest = tmp_path / "run/checkpoints/step-000004"
+    (newest / "model.safetensors").write_bytes(b"")
+    result = run("train", "--config", path, "--resume")
+    user_error(result, "model.safetensors", f"remove {newest} and resume again")
+    shutil.rmtree(newest)
+    assert run("train", "--config", path, "--resume").code == 0
+    assert checkpoints(tmp_path / "run") == ["step-000002", "step-000004"]
+
+
+def test_shards_of_a_larger_vocabulary(config, tmp_path):
+    shard = tmp_path / "tokens.bin"
+    header = b"OCTAVOTK" + struct.pack("<IIQQ", 1, 2, 2000, 50257)
+    shard.write_bytes(header.ljust(256, b"\0") + bytes(4000))
+    for key in ["train_data", "validation_data"]:
+        user_error(run("train", "--config", config(**{key: str(shard)})), "50257", "256", "vocabulary")
+    assert run("train", "--config", config(steps=1)).code == 0
+    user_error(run("eval", tmp_path / "run", "--validation-data", shard), "50257", "vocabulary")
 
 
 def test_folders_that_cannot_be_made(config, tmp_path):

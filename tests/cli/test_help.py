@@ -1,16 +1,19 @@
 """What the command says about itself."""
 
 import json
+import re
 
-from conftest import run, user_error
+from conftest import REPOSITORY, run, user_error
+
+COMMANDS = ["train", "compare", "eval", "generate", "inspect", "recipes", "bench", "baseline"]
 
 
 def test_alone_prints_short_help_with_examples():
     result = run()
     assert result.code == 0, result
     assert "Examples:" in result.out and "octavo train" in result.out
-    for command in ["train", "compare", "eval", "generate", "inspect", "recipes"]:
-        assert f"  {command} " in result.out, result
+    listed = result.out[result.out.index("Subcommands:") :].splitlines()[1:]
+    assert [line.split()[0] for line in listed if re.match("  [a-z]", line)] == COMMANDS, result
     assert len(result.out.splitlines()) < 40, result
 
 
@@ -30,9 +33,25 @@ def test_help_lists_every_key_once_with_its_default(config):
 
 
 def test_every_subcommand_has_help():
-    for command in ["train", "compare", "eval", "generate", "inspect", "recipes"]:
-        result = run(command, "--help")
-        assert result.code == 0 and command in result.out, result
+    for command in [[name] for name in COMMANDS] + [
+        ["bench", "quantize"],
+        ["baseline", "check"],
+        ["baseline", "write"],
+    ]:
+        result = run(*command, "--help")
+        assert result.code == 0 and command[-1] in result.out, result
+
+
+def test_examples_leave_the_demos_folder_alone():
+    """A run in runs/demo would take the place of the comparison that ./run demo leaves there."""
+    demo = json.loads((REPOSITORY / "examples/configs/demo.json").read_text())
+    assert "run_dir" not in demo
+    assert "--run-dir runs/demo " in (REPOSITORY / "run").read_text()
+    for text in [run().out, (REPOSITORY / "README.md").read_text()]:
+        examples = re.findall(r"octavo (train|eval|generate) (.*)", text)
+        found = {name for name, rest in examples if "runs/first" in rest}
+        assert found == {"train", "eval", "generate"}, examples
+        assert not [rest for _, rest in examples if re.search("runs/(?!first)", rest)], examples
 
 
 def test_usage_errors_are_one_line_and_exit_2():
@@ -63,7 +82,10 @@ def test_inspect_a_preset(config):
     assert len(linears) == 225
     assert linears["model.layers.31.mlp.down_proj"]["fp8"] is True
     assert linears["lm_head"]["fp8"] is False and linears["lm_head"]["reason"]
-    assert all(product["runs"] == "reference" for product in report["products"])
+    assert all(product["runs"] == "emulated" for product in report["products"])
+    assert all(product["backend"] == "reference" for product in report["products"])
+    assert report["fast_accumulation"] == "forward" and "fast accumulation forward" in text
+    assert text.count("emulated (reference backend) on cpu") == 3
 
 
 def test_inspect_says_native_emulated_or_high_precision():
@@ -76,6 +98,10 @@ def test_inspect_says_native_emulated_or_high_precision():
     assert runs("rowwise", "gfx942:sramecc+:xnack-") == ["native"] * 3
     assert runs("rowwise(flavour=fnuz)", "sm_90") == ["emulated"] * 3
     assert runs("rowwise_with_gw_hp", "sm_90") == ["native", "native", "high precision"]
+    assert runs("rowwise_with_gw_hp", "cpu") == ["emulated", "emulated", "high precision"]
+    text = run("inspect", "--recipe", "rowwise_with_gw_hp", "--architecture", "sm_90").out
+    assert text.count("native (cublaslt backend) on sm_90") == 2
+    assert text.count("high precision on sm_90") == 1
 
 
 def test_inspect_reads_a_configuration(config):

@@ -3,14 +3,8 @@
 import json
 
 import pytest
-from conftest import checkpoints, losses, run, user_error
+from conftest import checkpoints, good, losses, run
 from safetensors import safe_open
-
-
-def good(result):
-    assert result.code == 0, result
-    assert result.err == "", result
-    return result
 
 
 @pytest.mark.parametrize("recipe", ["high_precision", "rowwise"])
@@ -38,7 +32,7 @@ def test_the_first_hour(config, tmp_path):
     run_dir = tmp_path / "run"
     result = good(run("train", "--config", config(), "--recipe", "rowwise", "--checkpoint-every=6"))
     assert "loss" in result.out
-    assert sorted(losses(run_dir)) == list(range(1, 13)) or sorted(losses(run_dir)) == list(range(12))
+    assert sorted(losses(run_dir)) == list(range(1, 13))
     assert checkpoints(run_dir) == ["step-000006", "step-000012"]
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["recipe"] == "rowwise" and summary["layers_converted"] == 7
@@ -93,39 +87,3 @@ def test_command_line_over_file_over_preset(config, tmp_path):
     assert state["step"] == 2
     assert state["config"]["steps"] == 2 and state["config"]["hidden"] == 64
     assert state["config"]["dim"] == 32
-
-
-def test_compare_prints_a_table_and_writes_the_summary(config, tmp_path):
-    result = good(run("compare", "--config", config(steps=4), "--recipes", "tensorwise,mxfp8,tensorwise:fnuz"))
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert [(row["recipe"].split("(")[0], row["flavour"]) for row in summary] == [
-        ("high_precision", "none"),
-        ("tensorwise", "ocp"),
-        ("mxfp8", "ocp"),
-        ("tensorwise", "fnuz"),
-    ]
-    base = summary[0]
-    assert base["layers_converted"] == 0 and base["gap_percent"] == 0
-    for row in summary:
-        assert set(row) == {
-            "recipe",
-            "flavour",
-            "layers_converted",
-            "layers_total",
-            "validation_loss",
-            "gap_percent",
-            "seconds_per_step",
-        }
-        assert row["layers_total"] == 8 and row["seconds_per_step"] > 0
-        expected = 100 * (row["validation_loss"] / base["validation_loss"] - 1)
-        assert row["gap_percent"] == pytest.approx(expected, abs=1e-9)
-    assert all(row["layers_converted"] == 7 for row in summary[1:])
-    # OCP and FNUZ are different runs, not one printed twice. (Rowwise would not show it: powers of
-    # two and three mantissa bits in both, so the flavours differ in subnormals only.)
-    assert summary[1]["validation_loss"] != summary[3]["validation_loss"]
-    table = result.out[result.out.index("validation loss") :]
-    assert "7 of 8" in table and "fnuz" in table
-    user_error(
-        run("compare", "--config", config(), "--recipes", "rowwise,rowwise"), "rowwise", "twice"
-    )
-    user_error(run("compare", "--config", config(), "--recipes", "rowise"), "rowise", "'rowwise'")

@@ -58,9 +58,9 @@ Baseline read_baseline(const std::filesystem::path& path);
 ///
 /// Another processor, LibTorch or MKL adds up the sums of a product in another order. In high
 /// precision that stays a difference of fp32's rounding. Under a recipe a value that lay beside a
-/// rounding boundary of its FP8 format falls to the other side, a sixteenth to an eighth of it away,
-/// and what training makes of that grows with the steps: more for one step's loss than for the
-/// validation loss, a mean over many tokens. So the first steps are held closely: what breaks a
+/// rounding boundary of its FP8 format falls to the other side, a sixteenth to an eighth of it
+/// away, and what training makes of that grows with the steps: more for one step's loss than for
+/// the validation loss, a mean over many tokens. So the first steps are held closely: what breaks a
 /// recipe shows there. Each band is 3 to 7 times the largest difference measured in
 /// docs/experiments/2026-11-29-loss-baselines.md.
 struct BaselineBand {

@@ -140,9 +140,7 @@ std::string torchtitan_name(const std::string& fqn) {
   return name;
 }
 
-// A guess, until a GPU has been measured: a linear this small takes microseconds there, and its
-// quantisation a launch or two more. On the CPU no size gains
-// (docs/experiments/2026-11-29-small-linears.md).
+// A guess; see convert.h.
 bool is_small(std::int64_t in_features, std::int64_t out_features) {
   return in_features * out_features < 256 * 256 || std::min(in_features, out_features) < 64;
 }

@@ -40,8 +40,10 @@ std::vector<ConvertedLinear> convert_to_float8_training(torch::nn::Module& modul
 std::string torchtitan_name(const std::string& fqn);
 
 /// Whether auto_filter_small leaves a linear of these sizes in high precision: a side below 64, or
-/// fewer than 256 x 256 weights. These thresholds are a guess, not a measurement: FP8 has not been
-/// timed on a GPU over small sizes, and on the CPU it gains at none.
+/// fewer than 256 x 256 weights. These thresholds are a guess, and a low one: on an H200 2048 x
+/// 2048 does not gain yet with 4096 tokens (docs/benchmarks/2026-11-29-linear-h200.md), on the CPU
+/// no size does (docs/experiments/2026-11-29-small-linears.md). Where it ends depends on the
+/// tokens, which are not known here.
 bool is_small(std::int64_t in_features, std::int64_t out_features);
 
 }  // namespace octavo::nn

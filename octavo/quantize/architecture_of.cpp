@@ -44,4 +44,14 @@ Architecture architecture_of(c10::Device device) {
 #endif
 }
 
+std::string product_name(c10::Device device) {
+  if (!device.is_cuda()) return "cpu";
+  architecture_of(device);  // its errors
+#if OCTAVO_WITH_CUDA
+  return at::cuda::getDeviceProperties(device.index())->name;
+#else
+  return {};
+#endif
+}
+
 }  // namespace octavo

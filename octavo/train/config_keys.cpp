@@ -178,7 +178,8 @@ std::vector<ConfigKey> make_keys() {
       "recompute each block in backward: less memory, more time", anything<bool>());
   add("dtype", FIELD(dtype), "parameters and activations: float32 or bfloat16",
       one_of({"float32", "bfloat16"}));
-  add("device", FIELD(device), "where to train", one_of({"cpu"}));
+  add("device", FIELD(device), "where to train: cpu, or cuda in a build of the preset cuda",
+      one_of({"cpu", "cuda"}));
   add("seed", FIELD(seed), "of the weights and the order of the data", anything<std::uint64_t>());
 
   g = "Data";

@@ -61,6 +61,8 @@ DataSplit open_data(const TrainConfig& config);
 struct Batch {
   at::Tensor tokens;   ///< (B, T) int64
   at::Tensor targets;  ///< (B, T) int64
+
+  Batch to(c10::Device device) const { return {tokens.to(device), targets.to(device)}; }
 };
 
 /// Random windows of the training tokens. The start of a row depends on (seed, step, micro_batch *

@@ -2,9 +2,14 @@
 
 #include <torch/utils.h>
 
+#if OCTAVO_WITH_CUDA
+#include <c10/cuda/CUDAFunctions.h>
+#endif
+
 #include <algorithm>
 
 #include "octavo/models/llama_accounting.h"
+#include "octavo/quantize/architecture_of.h"
 #include "octavo/train/product_run.h"
 
 namespace octavo::train {
@@ -15,6 +20,19 @@ at::ScalarType parameter_dtype(const std::string& name) {
   if (name == "float32") return at::kFloat;
   if (name == "bfloat16") return at::kBFloat16;
   TORCH_CHECK(false, "dtype: expected float32 or bfloat16, got '", name, "'; set one of them");
+}
+
+c10::Device device_of(const TrainConfig& config) {
+  if (config.device == "cpu") return at::kCPU;
+#if OCTAVO_WITH_CUDA
+  TORCH_CHECK(at::hasCUDA() && c10::cuda::device_count() > 0,
+              "device: cuda asked for, and no GPU is visible; check nvidia-smi and "
+              "CUDA_VISIBLE_DEVICES, or set device to cpu");
+  return c10::Device(at::kCUDA, c10::cuda::current_device());
+#else
+  TORCH_CHECK(false, "device: expected cpu, got '", config.device,
+              "'; this build has no GPU kernels: build the preset cuda, or set device to cpu");
+#endif
 }
 
 }  // namespace
@@ -37,13 +55,14 @@ std::string PreparedModel::flavour() const {
 }
 
 PreparedModel prepare_model(const TrainConfig& config) {
-  TORCH_CHECK(config.device == "cpu", "device: this build trains on cpu, got '", config.device,
-              "'; set device to cpu");
   PreparedModel prepared;
-  prepared.architecture = parse_architecture(config.device);
+  prepared.device = device_of(config);
+  prepared.architecture = architecture_of(prepared.device);
   prepared.recipe = training_recipe(config);
   torch::manual_seed(config.seed);
+  // Made on the CPU, so that a seed gives the same weights on every device.
   prepared.model = models::Llama(config.model, at::dtype(parameter_dtype(config.dtype)));
+  prepared.model->to(prepared.device);
   if (config.activation_checkpointing) {
     prepared.model->set_activation_checkpointing(models::ActivationCheckpointing::kBlocks);
   }
@@ -82,10 +101,11 @@ HighPrecisionScope::~HighPrecisionScope() {
 
 double validation_loss(models::Llama& model, const ValidationBatches& batches) {
   torch::NoGradGuard no_grad;
+  const c10::Device device = model->lm_head->weight.device();
   double sum = 0.0;
   std::int64_t targets = 0;
   for (std::int64_t i = 0; i < batches.size(); ++i) {
-    const Batch batch = batches.batch(i);
+    const Batch batch = batches.batch(i).to(device);
     sum += model->loss(batch.tokens, batch.targets).item<float>() *
            static_cast<double>(batch.targets.numel());
     targets += batch.targets.numel();

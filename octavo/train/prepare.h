@@ -22,6 +22,7 @@ struct PreparedModel {
   models::Llama model{nullptr};
   std::optional<Recipe> recipe;                   ///< none: high precision
   std::vector<nn::ConvertedLinear> linears;       ///< every linear of the model, in order
+  c10::Device device = at::kCPU;
   Architecture architecture = kArchitectures[0];  ///< of config.device
 
   std::int64_t layers_converted() const;

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "octavo/models/llama_accounting.h"
+#include "octavo/quantize/architecture_of.h"
 #include "octavo/train/metrics.h"
 
 namespace octavo::train {
@@ -54,8 +55,9 @@ std::vector<std::string> run_header(const TrainConfig& config, const PreparedMod
                                     const DataSplit& data) {
   std::vector<std::string> lines;
   const int threads = at::get_num_threads();
-  lines.push_back(with("device", config.device + " (" + processor_name() + ", " + cpu_capability() +
-                                     "), " + std::to_string(threads) +
+  const std::string product = prepared.device.is_cpu() ? processor_name() + ", " + cpu_capability()
+                                                       : product_name(prepared.device);
+  lines.push_back(with("device", config.device + " (" + product + "), " + std::to_string(threads) +
                                      (threads == 1 ? " thread" : " threads") + ", " +
                                      config.dtype));
   const models::LlamaConfig& model = config.model;

@@ -11,6 +11,7 @@
 
 #include "octavo/device/peak_rates.h"
 #include "octavo/models/llama_accounting.h"
+#include "octavo/quantize/architecture_of.h"
 #include "octavo/train/checkpoint.h"
 #include "octavo/train/data.h"
 #include "octavo/train/metrics.h"
@@ -95,7 +96,7 @@ struct Trainer::State {
   void check_validation(double loss) const;
   // Of the device's dense bf16 rate; none where that is not known (the CPU).
   std::optional<double> mfu(double tokens_per_second) const {
-    const auto peak = peak_rates(config.device);
+    const auto peak = peak_rates(product_name(prepared.device));
     if (!peak) return std::nullopt;
     return models::flops_per_token(config.model, config.sequence).total() * tokens_per_second /
            peak->bf16;
@@ -185,7 +186,7 @@ double Trainer::State::train_step() {
   optimizer.zero_grad();
   double sum = 0.0;
   for (std::int64_t micro_batch = 0; micro_batch < config.accumulation; ++micro_batch) {
-    const Batch batch = sampler.next(step, micro_batch);
+    const Batch batch = sampler.next(step, micro_batch).to(prepared.device);
     at::Tensor loss = prepared.model->loss(batch.tokens, batch.targets);
     const double value = loss.item<float>();
     if (!std::isfinite(value)) fail_non_finite("loss", value);

@@ -51,7 +51,7 @@ void generate(GenerateOptions& options) {
   models::generate(
       *loaded.prepared.model,
       at::from_blob(tokens.data(), {1, static_cast<std::int64_t>(tokens.size())}, at::kLong)
-          .clone(),
+          .to(loaded.prepared.device, at::kLong, /*non_blocking=*/false, /*copy=*/true),
       options.generate);
   std::cout << std::endl;
 }

@@ -1,6 +1,6 @@
 #include "octavo/nn/activation_checkpoint.h"
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -15,38 +15,54 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::Tensor generator_state() {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+at::Tensor generator_state(c10::Device device) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
   std::lock_guard<std::mutex> lock(generator.mutex());
   return generator.get_state();
 }
 
-void set_generator_state(const at::Tensor& state) {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+void set_generator_state(c10::Device device, const at::Tensor& state) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
   std::lock_guard<std::mutex> lock(generator.mutex());
   generator.set_state(state);
 }
 
+// The random state a block on `device` can draw from: the CPU's, and a GPU's beside it.
+struct RandomState {
+  c10::Device device;
+  at::Tensor cpu, gpu;
+
+  static RandomState current(c10::Device device) {
+    return {device, generator_state(at::kCPU),
+            device.is_cpu() ? at::Tensor() : generator_state(device)};
+  }
+  void apply() const {
+    set_generator_state(at::kCPU, cpu);
+    if (gpu.defined()) set_generator_state(device, gpu);
+  }
+};
+
 struct AutocastState {
+  at::DeviceType device;
   bool enabled;
   bool cache_enabled;
   at::ScalarType dtype;
 
-  static AutocastState current() {
-    return {at::autocast::is_autocast_enabled(at::kCPU), at::autocast::is_autocast_cache_enabled(),
-            at::autocast::get_autocast_dtype(at::kCPU)};
+  static AutocastState current(at::DeviceType device) {
+    return {device, at::autocast::is_autocast_enabled(device),
+            at::autocast::is_autocast_cache_enabled(), at::autocast::get_autocast_dtype(device)};
   }
   void apply() const {
-    at::autocast::set_autocast_enabled(at::kCPU, enabled);
+    at::autocast::set_autocast_enabled(device, enabled);
     at::autocast::set_autocast_cache_enabled(cache_enabled);
-    at::autocast::set_autocast_dtype(at::kCPU, dtype);
+    at::autocast::set_autocast_dtype(device, dtype);
   }
 };
 
 // Runs a block under a given autocast state, with its cache off.
 class AutocastGuard {
  public:
-  explicit AutocastGuard(AutocastState state) : before_(AutocastState::current()) {
+  explicit AutocastGuard(AutocastState state) : before_(AutocastState::current(state.device)) {
     state.cache_enabled = false;
     state.apply();
   }
@@ -60,22 +76,27 @@ class AutocastGuard {
 
 class GeneratorGuard {
  public:
-  explicit GeneratorGuard(const at::Tensor& state) : before_(generator_state()) {
-    set_generator_state(state);
+  explicit GeneratorGuard(const RandomState& state) : before_(RandomState::current(state.device)) {
+    state.apply();
   }
-  ~GeneratorGuard() { set_generator_state(before_); }
+  ~GeneratorGuard() { before_.apply(); }
   GeneratorGuard(const GeneratorGuard&) = delete;
   GeneratorGuard& operator=(const GeneratorGuard&) = delete;
 
  private:
-  at::Tensor before_;
+  RandomState before_;
 };
 
 // What backward needs besides x to run the block again.
 struct Recomputation : torch::CustomClassHolder {
   std::function<at::Tensor(const at::Tensor&)> block;
-  at::Tensor generator_state;
+  RandomState random;
   AutocastState autocast;
+
+  Recomputation(std::function<at::Tensor(const at::Tensor&)> block, c10::Device device)
+      : block(std::move(block)),
+        random(RandomState::current(device)),
+        autocast(AutocastState::current(device.type())) {}
 };
 
 class Checkpoint : public torch::autograd::Function<Checkpoint> {
@@ -107,7 +128,7 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
     {
       const at::AutoGradMode record(true);
       const AutocastGuard autocast(recomputation->autocast);
-      const GeneratorGuard generator(recomputation->generator_state);
+      const GeneratorGuard generator(recomputation->random);
       y = recomputation->block(input);
     }
     if (y.requires_grad()) torch::autograd::backward({y}, {grads[0]});
@@ -119,12 +140,7 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
 
 at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> block, const at::Tensor& x) {
   if (!at::GradMode::is_enabled()) return block(x);
-  TORCH_CHECK(x.is_cpu(), "checkpoint: expected x on the CPU, got ", x.device(),
-              "; the random state of other devices is not saved yet");
-  auto recomputation = c10::make_intrusive<Recomputation>();
-  recomputation->block = std::move(block);
-  recomputation->generator_state = generator_state();
-  recomputation->autocast = AutocastState::current();
+  auto recomputation = c10::make_intrusive<Recomputation>(std::move(block), x.device());
   const at::Tensor anchor = at::empty({0}).set_requires_grad(true);
   return Checkpoint::apply(x, anchor, recomputation);
 }

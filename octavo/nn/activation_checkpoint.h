@@ -15,11 +15,11 @@ namespace octavo::nn {
 /// is off inside: a weight cast without recording must not serve a recorded use.
 /// Without grad mode this is block(x).
 ///
-/// x: any tensor on the CPU. `block` should capture parameters and constants only: a captured
+/// x: any tensor. `block` should capture parameters and constants only: a captured
 /// result of other recorded computation would have its graph walked once per checkpoint.
 ///
 /// Errors: torch::autograd::grad() instead of backward() (the recomputation accumulates into the
-/// parameters' .grad), second derivatives, other devices.
+/// parameters' .grad), second derivatives.
 at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> block, const at::Tensor& x);
 
 }  // namespace octavo::nn

@@ -1,5 +1,6 @@
 #include "octavo/ops/below.h"
 
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
@@ -11,6 +12,22 @@ bool requires_derivative(std::initializer_list<at::Tensor> inputs) {
     if (input.defined() && input.requires_grad()) return true;
   }
   return false;
+}
+
+void refuse_tangents(const char* what, std::initializer_list<at::Tensor> inputs) {
+  for (const at::Tensor& input : inputs) {
+    TORCH_CHECK(!input.defined() || !input._fw_grad(0).defined(), what,
+                ": forward-mode derivatives are not implemented; use backward()");
+  }
+}
+
+void check_one_device(const char* what, std::initializer_list<at::Tensor> inputs) {
+  const at::Tensor& first = *inputs.begin();
+  for (const at::Tensor& input : inputs) {
+    TORCH_CHECK(!input.defined() || input.device() == first.device(), what,
+                ": expected all tensors on one device, got ", first.device(), " and ",
+                input.device(), "; move them to one");
+  }
 }
 
 at::Tensor without_derivative(const std::string& what, const at::Tensor& output) {

@@ -25,6 +25,15 @@ struct below_autocast<op> {
 /// Whether autograd would record an operator on these inputs (undefined ones do not count).
 bool requires_derivative(std::initializer_list<at::Tensor> inputs);
 
+/// Throws where an input carries a forward-mode tangent: no operator here has a forward-mode
+/// derivative, and one that is silently zero is worse than none.
+void refuse_tangents(const char* what, std::initializer_list<at::Tensor> inputs);
+
+/// Throws unless all inputs are on the first one's device. The dispatcher picks a Meta kernel as
+/// soon as one argument is on the meta device, which would then allocate for the others and fill
+/// nothing.
+void check_one_device(const char* what, std::initializer_list<at::Tensor> inputs);
+
 /// `output`, which requires a gradient and raises an error naming `what` once that is asked for.
 /// A result that silently required none would train a model without the gradients it should have.
 at::Tensor without_derivative(const std::string& what, const at::Tensor& output);

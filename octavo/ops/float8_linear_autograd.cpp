@@ -103,8 +103,7 @@ bool keeps_weight(const at::Tensor& x, const at::Tensor& w, std::string_view wor
 at::Tensor float8_linear_autograd(const at::Tensor& x, const at::Tensor& w,
                                   const std::optional<at::Tensor>& bias, std::string_view recipe,
                                   std::string_view keep_weight_transposed) {
-  TORCH_CHECK(!x._fw_grad(0).defined() && !w._fw_grad(0).defined(),
-              "float8_linear: forward-mode derivatives are not implemented; use backward()");
+  refuse_tangents("float8_linear", {x, w, bias.value_or(at::Tensor())});
   const bool any = x.requires_grad() || w.requires_grad() || (bias && bias->requires_grad());
   if (!at::GradMode::is_enabled() || !any) {
     at::AutoDispatchBelowADInplaceOrView guard;
@@ -117,6 +116,7 @@ at::Tensor float8_linear_autograd(const at::Tensor& x, const at::Tensor& w,
 ForwardResult forward_autograd(const at::Tensor& x, const at::Tensor& w,
                                const std::optional<at::Tensor>& bias, std::string_view recipe,
                                bool need_dx, bool need_dw, bool keep_weight_transposed) {
+  refuse_tangents("float8_linear_forward", {x, w, bias.value_or(at::Tensor())});
   ForwardResult result;
   {
     at::AutoDispatchBelowADInplaceOrView guard;
@@ -136,6 +136,8 @@ BackwardResult backward_autograd(const at::Tensor& dy, const std::optional<at::T
                                  const std::optional<at::Tensor>& w_scale, std::string_view recipe,
                                  at::ScalarType dw_dtype,
                                  std::optional<at::ScalarType> dbias_dtype) {
+  refuse_tangents("float8_linear_backward",
+                  {dy, x.value_or(at::Tensor()), w.value_or(at::Tensor())});
   BackwardResult result;
   {
     at::AutoDispatchBelowADInplaceOrView guard;

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "octavo/ops/below.h"
 #include "octavo/ops/float8_linear_ops.h"
 #include "octavo/ops/meta.h"
 #include "octavo/ops/names.h"
@@ -59,6 +60,9 @@ BackwardResult backward_meta(const at::Tensor& dy, const std::optional<at::Tenso
                              at::ScalarType dw_dtype, std::optional<at::ScalarType> dbias_dtype) {
   const LinearSpec spec = resolve_for(recipe, dy.device());
   check_backward_arguments(dy, x, x_scale, w, w_scale, spec);
+  const at::Tensor none;
+  check_one_device("float8_linear_backward", {dy, x.value_or(none), x_scale.value_or(none),
+                                              w.value_or(none), w_scale.value_or(none)});
   const c10::SymInt n = dy.sym_size(-1);
   at::Tensor dx = nothing(dy, dy.scalar_type());
   if (w) dx = empty_like_with_columns(dy, w->sym_size(w_scale ? 0 : 1));

@@ -58,6 +58,7 @@ Result quantize_meta(const at::Tensor& x, std::string_view format, std::string_v
 Result quantize_autograd(const at::Tensor& x, std::string_view format, std::string_view granularity,
                          std::string_view layout, std::string_view scale_rounding,
                          std::string_view mx_rounding) {
+  refuse_tangents("quantize", {x});
   Result result;
   {
     at::AutoDispatchBelowADInplaceOrView guard;

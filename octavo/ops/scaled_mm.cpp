@@ -51,10 +51,12 @@ at::Tensor scaled_mm_kernel(const at::Tensor& a, const at::Tensor& a_scale,
                     .backend = parse_backend("backend", backend)});
 }
 
-at::Tensor scaled_mm_meta(const at::Tensor& a, const at::Tensor&, std::string_view a_granularity,
-                          const at::Tensor& b, const at::Tensor&, std::string_view b_granularity,
-                          const std::optional<at::Tensor>&, at::ScalarType out_dtype, bool,
+at::Tensor scaled_mm_meta(const at::Tensor& a, const at::Tensor& a_scale,
+                          std::string_view a_granularity, const at::Tensor& b,
+                          const at::Tensor& b_scale, std::string_view b_granularity,
+                          const std::optional<at::Tensor>& bias, at::ScalarType out_dtype, bool,
                           std::string_view backend) {
+  check_one_device("scaled_mm", {a, a_scale, b, b_scale, bias.value_or(at::Tensor())});
   parse_granularity("a_granularity", a_granularity);
   parse_granularity("b_granularity", b_granularity);
   parse_backend("backend", backend);
@@ -69,6 +71,7 @@ at::Tensor scaled_mm_autograd(const at::Tensor& a, const at::Tensor& a_scale,
                               const at::Tensor& b_scale, std::string_view b_granularity,
                               const std::optional<at::Tensor>& bias, at::ScalarType out_dtype,
                               bool fast_accumulation, std::string_view backend) {
+  refuse_tangents("scaled_mm", {a_scale, b_scale, bias.value_or(at::Tensor())});
   at::Tensor out;
   {
     at::AutoDispatchBelowADInplaceOrView guard;

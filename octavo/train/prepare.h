@@ -20,8 +20,8 @@ std::string recipe_text(const std::optional<Recipe>& recipe);
 /// A model as a configuration asks for it.
 struct PreparedModel {
   models::Llama model{nullptr};
-  std::optional<Recipe> recipe;                   ///< none: high precision
-  std::vector<nn::ConvertedLinear> linears;       ///< every linear of the model, in order
+  std::optional<Recipe> recipe;              ///< none: high precision
+  std::vector<nn::ConvertedLinear> linears;  ///< every linear of the model, in order
   c10::Device device = at::kCPU;
   Architecture architecture = kArchitectures[0];  ///< of config.device
 

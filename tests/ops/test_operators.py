@@ -213,3 +213,33 @@ def test_any_parseable_recipe_is_accepted():
     want = octavo.float8_linear(x, w, None, "mxfp8(mx_rounding=floor)")
     for text in ["mxfp8_cublas", " mxfp8 ( mx_rounding = floor ) "]:
         assert torch.equal(octavo.float8_linear(x, w, None, text), want)
+
+
+def test_forward_mode_is_refused():
+    x, w, bias = torch.randn(8, 16), torch.randn(8, 16), torch.randn(8)
+    calls = {
+        "float8_linear": lambda d: octavo.float8_linear(x, w, d(bias)),
+        "quantize": lambda d: octavo.quantize(d(x)),
+        "float8_linear_forward": lambda d: octavo.float8_linear_forward(d(x), w, None, "rowwise", True,
+                                                                        True, True),
+    }
+    for name, call in calls.items():
+        with torch.autograd.forward_ad.dual_level():
+            with pytest.raises(RuntimeError, match=f"{name}: forward-mode"):
+                call(lambda t: torch.autograd.forward_ad.make_dual(t, torch.ones_like(t)))
+
+
+def test_one_argument_on_the_meta_device_is_refused():
+    (a, a_scale), (b, b_scale) = octavo.quantize(torch.randn(8, 16)), octavo.quantize(torch.randn(8, 16))
+    for i in range(4):
+        tensors = [a, a_scale, b, b_scale]
+        tensors[i] = tensors[i].to("meta")
+        with pytest.raises(RuntimeError, match="device"):
+            octavo.scaled_mm(tensors[0], tensors[1], "rowwise", tensors[2], tensors[3], "rowwise")
+    x, w, dy = torch.randn(8, 16), torch.randn(8, 16), torch.randn(8, 8)
+    saved = octavo.float8_linear_forward(x, w, None, "rowwise", True, True, True)[1:]
+    for i in range(4):
+        tensors = list(saved)
+        tensors[i] = tensors[i].to("meta")
+        with pytest.raises(RuntimeError, match="device"):
+            octavo.float8_linear_backward(dy, *tensors, "rowwise", torch.float32)

@@ -191,6 +191,9 @@ void check_run_dirs(const train::TrainConfig& base, const std::vector<Entry>& en
 }
 
 void compare(const train::TrainConfig& base, const std::string& list, ExistingRun existing) {
+  TORCH_CHECK(base.flavour == "auto", "flavour: compare takes it with each recipe, got '",
+              base.flavour, "' for all; write --recipes tensorwise:", base.flavour,
+              " and leave flavour out");
   const std::vector<Entry> entries = make_entries(base, list);
   check_run_dirs(base, entries, existing);
   const std::filesystem::path run_dir = base.run_dir, summary_path = run_dir / "summary.json";

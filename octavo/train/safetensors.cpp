@@ -130,7 +130,8 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
 }
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path.string()) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Not to wait for the writer of a named pipe, which is refused below.
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   TORCH_CHECK(file >= 0, "cannot read ", path_, ": ", std::strerror(errno),
               "; check the path and its permissions, or use an older checkpoint");
   struct stat status = {};

@@ -41,7 +41,8 @@ void widen(const char* data, std::int64_t count, std::int64_t* out) {
 bool is_shard(const std::string& path) { return path.ends_with(".bin"); }
 
 TokenFile::TokenFile(const std::string& path) : path_(path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Not to wait for the writer of a named pipe, which is refused below.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   TORCH_CHECK(fd >= 0, "data: cannot open '", path, "': ", std::strerror(errno),
               "; give the path of a text file or of .bin token shards");
   struct stat status {};

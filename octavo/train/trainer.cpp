@@ -19,6 +19,7 @@
 #include "octavo/train/prepare.h"
 #include "octavo/train/rng.h"
 #include "octavo/train/run_header.h"
+#include "octavo/train/run_lock.h"
 #include "octavo/train/schedule.h"
 #include "octavo/train/stop_signal.h"
 
@@ -267,6 +268,7 @@ TrainResult Trainer::run() {
   const TrainConfig& config = s.config;
   const Clock::time_point begin = Clock::now();
   const std::filesystem::path run_dir = config.run_dir;
+  const RunLock lock(run_dir);
   StopSignal stop;
 
   for (const std::string& line : run_header(config, s.prepared, s.data)) s.say(line);

@@ -147,7 +147,7 @@ TEST(Config, RangesAreChecked) {
       {"batch", "0"},           {"steps", "-5"},      {"lr", "0"},
       {"lr", "1e999"},          {"beta1", "1"},       {"beta2", "-0.1"},
       {"min_lr_fraction", "2"}, {"clip_norm", "-1"},  {"validation_fraction", "0"},
-      {"dtype", "float16"},     {"device", "tpu"},   {"keep_checkpoints", "0"},
+      {"dtype", "float16"},     {"device", "tpu"},    {"keep_checkpoints", "0"},
       {"threads", "-1"},        {"flavour", "mi300"}, {"eval_recipe", "none"},
       {"run_dir", ""},          {"layers", "0"},      {"rope_theta", "0"}};
   for (const auto& [key, value] : bad) {

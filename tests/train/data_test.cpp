@@ -4,6 +4,7 @@
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <torch/utils.h>
 
 #include <cstring>
@@ -121,6 +122,8 @@ TEST_F(DataTest, BadFilesAreNamed) {
   EXPECT_HAS(error_of(","), "no file named");
   EXPECT_HAS(error_of(write("empty.txt", "")), "is empty");
   EXPECT_HAS(error_of(folder_.string()), "no regular file");
+  ASSERT_EQ(::mkfifo(path("pipe.txt").c_str(), 0600), 0);
+  EXPECT_HAS(error_of(path("pipe.txt")), "no regular file");  // and does not wait for a writer
   EXPECT_HAS(error_of(write("a.txt", "abc") + "," + shard("a.bin", 0, 3)), "files of one kind");
 }
 

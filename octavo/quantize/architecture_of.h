@@ -13,8 +13,8 @@ namespace octavo {
 /// kernels.
 Architecture architecture_of(c10::Device device);
 
-/// The product's name as its driver reports it ("NVIDIA H200"), for peak_rates(); "cpu" for the CPU.
-/// Errors: as architecture_of().
+/// The product's name as its driver reports it ("NVIDIA H200"), for peak_rates(); "cpu" for the
+/// CPU. Errors: as architecture_of().
 std::string product_name(c10::Device device);
 
 }  // namespace octavo

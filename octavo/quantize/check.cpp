@@ -106,4 +106,21 @@ void check_scaled_tensor(const ScaledTensor& matrix, std::string_view argument) 
   check_scale(matrix, argument);
 }
 
+void check_expert_weights(const ScaledTensor& weights, std::string_view argument) {
+  TORCH_CHECK(
+      weights.data.defined() && weights.data.dim() == 3 && weights.logical_sizes.size() == 3 &&
+          weights.scale.defined() && weights.scale.dim() == 3,
+      argument, ": expected experts' weights with data (E, rows, columns) and a scale of 3 ",
+      "dimensions, got ", weights.data.defined() ? weights.data.dim() : 0, " and ",
+      weights.scale.defined() ? weights.scale.dim() : 0,
+      "; quantise them with quantize_expert_weights()");
+  const std::int64_t experts = weights.data.size(0);
+  TORCH_CHECK(weights.logical_sizes[0] == experts && weights.scale.size(0) == experts, argument,
+              ": expected as many experts in data, scale and logical_sizes, got ", experts, ", ",
+              weights.scale.size(0), " and ", weights.logical_sizes[0],
+              "; quantise them with quantize_expert_weights()");
+  // Experts have one set of sizes and strides: the first stands for all.
+  if (experts > 0) check_scaled_tensor(expert(weights, 0), argument);
+}
+
 }  // namespace octavo

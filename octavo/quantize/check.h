@@ -14,4 +14,8 @@ namespace octavo {
 /// MX with a FNUZ format.
 void check_scaled_tensor(const ScaledTensor& matrix, std::string_view argument);
 
+/// Throws unless `weights` is (E, R, C) and every expert's part is what check_scaled_tensor() asks
+/// for.
+void check_expert_weights(const ScaledTensor& weights, std::string_view argument);
+
 }  // namespace octavo

@@ -50,6 +50,12 @@ at::Tensor decode(const ScaledTensor& matrix, ScaleKind scale_kind) {
 at::Tensor decode_unscaled(const ScaledTensor& matrix) { return decode(matrix, ScaleKind::kNone); }
 
 at::Tensor dequantize(const ScaledTensor& matrix) {
+  if (matrix.data.defined() && matrix.data.dim() == 3) {
+    check_expert_weights(matrix, "matrix");
+    at::Tensor out = at::empty(matrix.logical_sizes, matrix.data.options().dtype(at::kFloat));
+    for (std::int64_t e = 0; e < out.size(0); ++e) out[e].copy_(dequantize(expert(matrix, e)));
+    return out;
+  }
   check_scaled_tensor(matrix, "matrix");
   return decode(matrix, matrix.granularity.mx ? ScaleKind::kE8M0 : ScaleKind::kFloat);
 }

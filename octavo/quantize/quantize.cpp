@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "octavo/quantize/allocate.h"
+#include "octavo/quantize/layout.h"
 #include "octavo/quantize/quantize_device.h"
 
 namespace octavo {
@@ -15,25 +16,6 @@ constexpr Granularity kSupported[] = {
     Granularity::block_1x128(), Granularity::block_128x1(), Granularity::block_128x128(),
     Granularity::mx_1x32(),
 };
-
-void check_layout(const LayoutSpec& spec, const char* layout) {
-  bool supported = false;
-  for (const Granularity& granularity : kSupported) supported |= spec.granularity == granularity;
-  TORCH_CHECK(supported, "spec.", layout, ".granularity: expected tensorwise, rowwise, colwise, ",
-              "1x128, 128x1, 128x128 or mx1x32, got ", to_string(spec.granularity),
-              "; use one of Granularity's named instances");
-  TORCH_CHECK(!spec.granularity.mx || flavour_of(spec.format) == Flavour::kOCP, "spec.", layout,
-              ".format: MX is defined for e4m3fn and e5m2 only, got ", name(spec.format),
-              "; use the recipe rowwise with FNUZ formats, or an OCP format with MX");
-}
-
-// kPadded4's rows of r x c scales, padding 0 on the CPU.
-at::Tensor padded_scale(std::int64_t r, std::int64_t c, c10::Device device) {
-  const std::int64_t row = padded4(c);
-  const at::Tensor whole = empty_on(device, {r * row}, at::kFloat);
-  if (device.is_cpu()) std::fill_n(whole.mutable_data_ptr<float>(), r * row, 0.0f);
-  return whole.as_strided({r, c}, {row, 1});
-}
 
 // Scales of `granularity` for an R x C matrix in the layout products expect.
 at::Tensor empty_scale(const Granularity& granularity, std::int64_t rows, std::int64_t columns,
@@ -50,6 +32,36 @@ at::Tensor empty_scale(const Granularity& granularity, std::int64_t rows, std::i
   }
 }
 
+}  // namespace
+
+void check_operand(const char* argument, const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.is_cpu() || tensor.is_cuda(), argument,
+              ": expected a CPU or CUDA tensor, got one on ", tensor.device(), "; move it with ",
+              argument, ".cpu()");
+  const at::ScalarType dtype = tensor.scalar_type();
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, argument,
+              ": expected float32, bfloat16 or float16, got ", dtype, "; convert it with ",
+              argument, ".to(torch::kFloat)");
+}
+
+void check_layout(const LayoutSpec& spec, const char* layout) {
+  bool supported = false;
+  for (const Granularity& granularity : kSupported) supported |= spec.granularity == granularity;
+  TORCH_CHECK(supported, "spec.", layout, ".granularity: expected tensorwise, rowwise, colwise, ",
+              "1x128, 128x1, 128x128 or mx1x32, got ", to_string(spec.granularity),
+              "; use one of Granularity's named instances");
+  TORCH_CHECK(!spec.granularity.mx || flavour_of(spec.format) == Flavour::kOCP, "spec.", layout,
+              ".format: MX is defined for e4m3fn and e5m2 only, got ", name(spec.format),
+              "; use the recipe rowwise with FNUZ formats, or an OCP format with MX");
+}
+
+at::Tensor padded_scale(std::int64_t r, std::int64_t c, c10::Device device) {
+  const std::int64_t row = padded4(c);
+  const at::Tensor whole = empty_on(device, {r * row}, at::kFloat);
+  if (device.is_cpu()) std::fill_n(whole.mutable_data_ptr<float>(), r * row, 0.0f);
+  return whole.as_strided({r, c}, {row, 1});
+}
+
 ScaledTensor empty_layout(const LayoutSpec& spec, std::int64_t rows, std::int64_t columns,
                           c10::Device device) {
   ScaledTensor out;
@@ -61,17 +73,10 @@ ScaledTensor empty_layout(const LayoutSpec& spec, std::int64_t rows, std::int64_
   return out;
 }
 
-}  // namespace
-
 QuantizedOperand quantize_operand(const at::Tensor& x, const OperandSpec& spec) {
   TORCH_CHECK(x.dim() == 2, "x: expected a matrix (M, K), got ", x.dim(), " dimensions of sizes ",
               x.sizes(), "; flatten the leading dimensions with reshape({-1, K})");
-  TORCH_CHECK(x.is_cpu() || x.is_cuda(), "x: expected a CPU or CUDA tensor, got one on ",
-              x.device(), "; move it with x.cpu()");
-  const at::ScalarType dtype = x.scalar_type();
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf,
-              "x: expected float32, bfloat16 or float16, got ", dtype,
-              "; convert it with x.to(torch::kFloat)");
+  check_operand("x", x);
   TORCH_CHECK(spec.rows || spec.transposed,
               "spec: expected at least one layout, got neither rows nor transposed; set one");
   if (spec.rows) check_layout(*spec.rows, "rows");

@@ -30,4 +30,12 @@ Format format_of(at::ScalarType dtype) {
 
 Format ScaledTensor::format() const { return format_of(data.scalar_type()); }
 
+ScaledTensor expert(const ScaledTensor& weights, std::int64_t e) {
+  ScaledTensor out = weights;
+  out.data = weights.data.select(0, e);
+  out.scale = weights.scale.select(0, e);
+  out.logical_sizes.erase(out.logical_sizes.begin());
+  return out;
+}
+
 }  // namespace octavo

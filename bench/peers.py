@@ -3,21 +3,26 @@
     OCTAVO_BUILD_DIR=build-cuda python bench/peers.py [--repetitions N] [--shapes MxKxN,...]
                                                     [--recipes R,...] [--no-peers]
 
-Medians of CUDA events over inputs that rotate through more memory than the L2 cache holds; each round
-times every contender once, so a slow minute of a shared machine slows all of them. Ratios are to
-BF16 in the same process. Fast accumulation: forward only, which is the default of both libraries.
+Medians of CUDA events over inputs that rotate through more memory than the L2 cache holds. A card at its
+power limit clocks by what it has just run, so each contender runs SETTLE seconds before its timed steps:
+it is timed at the clocks its own work leads to, as in training. Contenders take turns, ROUNDS times, so
+that a slow minute of a shared machine slows all of them. Ratios are to BF16 in the same process. Fast
+accumulation: forward only, which is the default of both libraries.
 """
 
 import argparse
 import os
 import pathlib
 import statistics
+import time
 
 import torch
 
 SHAPES = "16384x4096x14336,16384x8192x8192,16384x4096x4096,4096x2048x2048"
 RECIPES = "tensorwise,rowwise,rowwise_with_gw_hp"
 ROTATION = 3
+ROUNDS = 4
+SETTLE = 0.25
 
 
 def contenders(args, m, k, n):
@@ -53,6 +58,14 @@ def contenders(args, m, k, n):
             yield f"torchao {'compiled' if compiled else 'eager'} {recipe}", of(forward, weight)
 
 
+def settle(step):
+    end = time.perf_counter() + SETTLE
+    while time.perf_counter() < end:
+        for i in range(ROTATION):
+            step(i)
+        torch.cuda.synchronize()
+
+
 def milliseconds(step, i):
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
@@ -74,7 +87,8 @@ def peak_bytes(step):
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=20)
+    parser.add_argument("--repetitions", type=int, default=10,
+                        help="timed steps a round")
     parser.add_argument("--shapes", default=SHAPES)
     parser.add_argument("--recipes", default=RECIPES)
     parser.add_argument("--no-peers", action="store_true", help="Octavo and BF16 only")
@@ -82,7 +96,7 @@ def main():
 
     build = pathlib.Path(os.environ.get("OCTAVO_BUILD_DIR", "build-cuda"))
     torch.ops.load_library(str(build / "octavo" / "liboctavo.so"))
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, medians of {args.repetitions}, "
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, medians of {ROUNDS} x {args.repetitions}, "
           "fast accumulation forward only")
     for shape in args.shapes.split(","):
         m, k, n = map(int, shape.split("x"))
@@ -93,10 +107,10 @@ def main():
                 step(i)
             peaks[name] = peak_bytes(step)
         times = {name: [] for name, _ in steps}
-        for i in range(args.repetitions):
+        for _ in range(ROUNDS):
             for name, step in steps:
-                step(i + 1)  # what another contender left in the caches is not this one's to meet
-                times[name].append(milliseconds(step, i))
+                settle(step)
+                times[name] += [milliseconds(step, i) for i in range(args.repetitions)]
         bf16 = statistics.median(times["bf16"])
         for name, samples in times.items():
             median = statistics.median(samples)

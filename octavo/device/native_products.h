@@ -13,7 +13,7 @@ enum class Backend : std::uint8_t {
   kReference,  ///< the CPU's: decode to fp32 and multiply
   kCublasLt,
   kCutlass,
-  kAten,      ///< at::_scaled_mm and relatives
+  kAten,      ///< at::_scaled_mm, at::_scaled_grouped_mm
   kEmulated,  ///< the same bytes and scales, decoded and multiplied in bf16 or fp32
 };
 
@@ -93,6 +93,18 @@ constexpr NativeProduct native_product(const Architecture& architecture, Scaling
     }
   }
   return {kEmulated};
+}
+
+/// The grouped products of experts on `architecture` with operands of `flavour`: (M, K) x (E, N,
+/// K)^T by groups of rows, and the weight gradients by groups of columns.
+constexpr NativeProduct native_grouped_product(const Architecture& architecture,
+                                               ScalingFamily family, Flavour flavour) {
+  if (architecture.vendor == Vendor::kCPU) return {Backend::kReference};
+  if (!architecture.fp8_hardware || flavour != architecture.flavour) return {Backend::kEmulated};
+  const std::string_view name = architecture.name;
+  const bool aten_rowwise = name == "sm_90" || name == "sm_100" || name == "gfx942";
+  if (family == ScalingFamily::kRowwise && aten_rowwise) return {Backend::kAten};
+  return {Backend::kEmulated};
 }
 
 }  // namespace octavo

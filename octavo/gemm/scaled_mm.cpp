@@ -7,8 +7,8 @@
 #include "octavo/gemm/aten.h"
 #include "octavo/gemm/cublaslt.h"
 #include "octavo/gemm/emulated.h"
+#include "octavo/gemm/product.h"
 #include "octavo/gemm/reference.h"
-#include "octavo/quantize/architecture_of.h"
 #include "octavo/quantize/check.h"
 
 namespace octavo {
@@ -28,18 +28,6 @@ bool supported(const Granularity& a, const Granularity& b) {
          !(a == Granularity::block_128x128() && b == Granularity::block_128x128());
 }
 
-void check_formats(const ScaledTensor& a, const ScaledTensor& b) {
-  const Format format_a = a.format(), format_b = b.format();
-  TORCH_CHECK(flavour_of(format_a) == flavour_of(format_b),
-              "a and b: expected formats of one flavour, got ", name(format_a), " (",
-              name(flavour_of(format_a)), ") and ", name(format_b), " (",
-              name(flavour_of(format_b)),
-              "); quantise both with the same flavour: the same byte means other values in each");
-  TORCH_CHECK(element_of(format_a) == Element::kE4M3 || element_of(format_b) == Element::kE4M3,
-              "a and b: expected at least one e4m3 operand, got ", name(format_a), " and ",
-              name(format_b), "; no FP8 hardware multiplies e5m2 by e5m2, quantise one as e4m3");
-}
-
 void check_bias(const at::Tensor& bias, const ScaledTensor& a, const ScaledTensor& b) {
   const at::ScalarType dtype = bias.scalar_type();
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf,
@@ -49,13 +37,6 @@ void check_bias(const at::Tensor& bias, const ScaledTensor& a, const ScaledTenso
               "] (one element for each row of b), got ", bias.sizes(), "; check out_features");
   TORCH_CHECK(bias.device() == a.data.device(), "bias: expected device ", a.data.device(),
               " as a, got ", bias.device(), "; move it first");
-}
-
-void check_scale_layout(const ScaledTensor& matrix, std::string_view argument) {
-  TORCH_CHECK(matrix.scale_layout == default_scale_layout(matrix.granularity), argument,
-              ".scale_layout: expected the layout default_scale_layout() gives for granularity ",
-              to_string(matrix.granularity), ", got value ", static_cast<int>(matrix.scale_layout),
-              "; quantise the operand with quantize_operand()");
 }
 
 // Everything about the arguments that does not depend on the backend.
@@ -75,10 +56,7 @@ void check_product(const ScaledTensor& a, const ScaledTensor& b, const MatmulOpt
               "1x128 with 1x128 or 128x128, or mx1x32 with mx1x32, got ",
               to_string(a.granularity), " and ", to_string(b.granularity),
               "; quantise both operands by the same recipe");
-  TORCH_CHECK(options.out_dtype == at::kFloat || options.out_dtype == at::kBFloat16 ||
-                  options.out_dtype == at::kHalf,
-              "out_dtype: expected float32, bfloat16 or float16, got ", options.out_dtype,
-              "; convert the result afterwards");
+  check_out_dtype(options.out_dtype);
   if (options.bias) check_bias(*options.bias, a, b);
   if (options.accumulate_into) {
     const at::Tensor& into = *options.accumulate_into;
@@ -89,37 +67,6 @@ void check_product(const ScaledTensor& a, const ScaledTensor& b, const MatmulOpt
                 " x ", b.rows(), " on ", a.data.device(), ", got ", into.scalar_type(), " ",
                 into.sizes(), " on ", into.device(), "; give the gradient buffer of this weight");
   }
-}
-
-ScalingFamily family_of(const ScaledTensor& a, const ScaledTensor& b) {
-  if (a.granularity.mx) return ScalingFamily::kMx;
-  if (a.granularity.block_columns != 0) return ScalingFamily::kBlockwise;
-  const bool tensorwise =
-      a.granularity == Granularity::tensorwise() && b.granularity == Granularity::tensorwise();
-  return tensorwise ? ScalingFamily::kTensorwise : ScalingFamily::kRowwise;
-}
-
-// The backend that runs this product on the operands' device; never kAuto.
-Backend choose_backend(const ScaledTensor& a, const ScaledTensor& b, Backend asked) {
-  const c10::Device device = a.data.device();
-  if (device.is_cpu()) {
-    TORCH_CHECK(asked == Backend::kAuto || asked == Backend::kReference,
-                "backend: expected auto or reference on the CPU, got ", name(asked),
-                "; the reference backend is the one that runs on the CPU");
-    return Backend::kReference;
-  }
-  TORCH_CHECK(device.is_cuda(), "a: expected a CPU or CUDA tensor, got device ", device,
-              "; move the operands there");
-  const Architecture architecture = architecture_of(device);
-  const Backend own = native_product(architecture, family_of(a, b), flavour_of(a.format())).backend;
-  if (asked == Backend::kAuto || asked == own) return own;
-  TORCH_CHECK(asked == Backend::kEmulated || asked == Backend::kAten, "backend: ", name(asked),
-              " does not multiply ", name(family_of(a, b)), " operands of flavour ",
-              name(flavour_of(a.format())), " on ", architecture.name, "; auto takes ", name(own));
-  TORCH_CHECK(asked != Backend::kAten || flavour_of(a.format()) == architecture.flavour,
-              "backend: aten would misread ", name(a.format()), " on ", architecture.name,
-              "; auto takes ", name(own));
-  return asked;
 }
 
 // M, N or K zero, decided here so that no backend sees it: nothing to compute, or a sum of no
@@ -137,7 +84,7 @@ at::Tensor trivial_product(const ScaledTensor& a, const ScaledTensor& b,
 
 at::Tensor scaled_mm(const ScaledTensor& a, const ScaledTensor& b, const MatmulOptions& options) {
   check_product(a, b, options);
-  const Backend backend = choose_backend(a, b, options.backend);
+  const Backend backend = choose_backend(a, b, options.backend, &native_product);
   if (a.rows() == 0 || b.rows() == 0 || a.columns() == 0) {
     const at::Tensor out = trivial_product(a, b, options);
     return options.accumulate_into ? options.accumulate_into->add_(out) : out;

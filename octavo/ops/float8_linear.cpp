@@ -35,29 +35,6 @@ at::Tensor with_leading_sizes_of(const at::Tensor& matrix, const at::Tensor& lik
   return matrix.view(sizes);
 }
 
-// What crosses the dispatcher: FP8 data and e8m0 scales as uint8, scales flat.
-at::Tensor to_bytes(const at::Tensor& tensor) {
-  return tensor.element_size() == 1 ? tensor.view(at::kByte) : tensor;
-}
-
-at::Tensor scale_bytes(const ScaledTensor& matrix) {
-  return to_bytes(flatten_scale(matrix.scale, matrix.granularity));
-}
-
-// A layout (rows, columns) from what crossed; `scale_name` for errors.
-ScaledTensor from_bytes(const char* scale_name, const at::Tensor& bytes, const at::Tensor& scale,
-                        const LayoutSpec& spec) {
-  const std::int64_t rows = bytes.size(0), columns = bytes.size(1);
-  ScaledTensor out;
-  out.data = bytes.view(scalar_type(spec.format));
-  out.scale = unflatten_scale(scale_name, scale, spec.granularity, rows, columns);
-  if (spec.granularity.mx) out.scale = out.scale.view(at::kFloat8_e8m0fnu);
-  out.granularity = spec.granularity;
-  out.scale_layout = default_scale_layout(spec.granularity);
-  out.logical_sizes = {rows, columns};
-  return out;
-}
-
 // What stands for an output nobody asked for.
 at::Tensor absent(const at::Tensor& like, at::ScalarType dtype) {
   return empty_on(like.device(), {0}, dtype);

@@ -41,4 +41,50 @@ TORCH_LIBRARY(octavo, m) {
       "scaled_mm(Tensor a, Tensor a_scale, str a_granularity, Tensor b, Tensor b_scale, "
       "str b_granularity, Tensor? bias=None, *, ScalarType out_dtype=bfloat16, "
       "bool fast_accumulation=False, str backend=\"auto\") -> Tensor");
+
+  // y[m] = x[m] . w[g]^T for the rows m of group g: experts' linears (ops/float8_grouped_linear.h).
+  // x (M, K), w (E, N, K), offs (E) int32. Two projections of one x (gate and up) are one call with
+  // w (E, 2F, K).
+  m.def(
+      "float8_grouped_linear(Tensor x, Tensor w, Tensor offs, str recipe=\"rowwise\", "
+      "str keep_weight_transposed=\"auto\") -> Tensor");
+
+  // The same, with what backward needs as explicit outputs, as float8_linear_forward's:
+  //   x_bytes (K, Mt), x_scale: x transposed, each group aligned (quantize/quantize_grouped.h),
+  //   where need_dw and the recipe's dw product is in FP8
+  //   w_bytes (E, K, N), w_scale: w transposed, where need_dx and keep_weight_transposed
+  m.def(
+      "float8_grouped_linear_forward(Tensor x, Tensor w, Tensor offs, str recipe, bool need_dx, "
+      "bool need_dw, bool keep_weight_transposed) "
+      "-> (Tensor y, Tensor x_bytes, Tensor x_scale, Tensor w_bytes, Tensor w_scale)");
+
+  // dx (M, K) in dy's dtype, wanted where w is given; dw (E, N, K) in dw_dtype, wanted where x is
+  // given; empty (0) tensors otherwise.
+  // x: x_bytes with x_scale, or x itself in high precision (M, K) without a scale.
+  // w: w_bytes with w_scale, or w itself in high precision (E, N, K) without a scale.
+  m.def(
+      "float8_grouped_linear_backward(Tensor dy, Tensor? x, Tensor? x_scale, Tensor? w, "
+      "Tensor? w_scale, Tensor offs, str recipe, ScalarType dw_dtype) -> (Tensor dx, Tensor dw)");
+
+  // One layout of activations x (M, K) by groups: data (M, K), or (K, Mt) for layout="transposed",
+  // its scales, and the groups' ends in it (quantize/quantize_grouped.h).
+  m.def(
+      "quantize_grouped(Tensor x, Tensor offs, str format=\"e4m3fn\", "
+      "str granularity=\"rowwise\", *, str layout=\"rows\", str scale_rounding=\"none\", "
+      "str mx_rounding=\"rceil\") -> (Tensor data, Tensor scale, Tensor ends)");
+
+  // One layout of experts' weights w (E, N, K): data (E, N, K), or (E, K, N) for
+  // layout="transposed", and its scales.
+  m.def(
+      "quantize_expert_weights(Tensor w, str format=\"e4m3fn\", str granularity=\"rowwise\", *, "
+      "str layout=\"rows\", str scale_rounding=\"none\", str mx_rounding=\"rceil\") "
+      "-> (Tensor data, Tensor scale)");
+
+  // b of three dimensions: (M, K) . (E, N, K)^T by groups of rows -> (M, N); of two:
+  // (N, Mt) . (K, Mt)^T by groups of columns -> (E, N, K), with the aligned ends
+  // (gemm/scaled_grouped_mm.h).
+  m.def(
+      "scaled_grouped_mm(Tensor a, Tensor a_scale, str a_granularity, Tensor b, Tensor b_scale, "
+      "str b_granularity, Tensor ends, *, ScalarType out_dtype=bfloat16, "
+      "bool fast_accumulation=False, str backend=\"auto\") -> Tensor");
 }

@@ -30,12 +30,40 @@ at::Tensor empty_scale_meta(const at::Tensor& like, const Granularity& granulari
   }
 }
 
+at::Tensor empty_expert_scale_meta(const at::Tensor& like, const Granularity& granularity,
+                                   const c10::SymInt& experts, const c10::SymInt& rows,
+                                   const c10::SymInt& columns) {
+  const c10::SymInt r = blocks(rows, granularity.block_rows);
+  const c10::SymInt c = blocks(columns, granularity.block_columns);
+  const c10::SymInt row =
+      default_scale_layout(granularity) == ScaleLayout::kPadded4 ? padded4(c) : c;
+  return at::empty_strided_symint(
+      {experts, r, c}, {r * row, row, 1},
+      like.options().dtype(granularity.mx ? at::kFloat8_e8m0fnu : at::kFloat));
+}
+
 at::Tensor empty_flat_scale_meta(const at::Tensor& like, const Granularity& granularity,
                                  const c10::SymInt& rows, const c10::SymInt& columns) {
+  return empty_flat_expert_scale_meta(like, granularity, 1, rows, columns);
+}
+
+at::Tensor empty_flat_expert_scale_meta(const at::Tensor& like, const Granularity& granularity,
+                                        const c10::SymInt& experts, const c10::SymInt& rows,
+                                        const c10::SymInt& columns) {
   const c10::SymInt c = blocks(columns, granularity.block_columns);
   const bool padded = default_scale_layout(granularity) == ScaleLayout::kPadded4;
-  const c10::SymInt count = blocks(rows, granularity.block_rows) * (padded ? padded4(c) : c);
+  const c10::SymInt count =
+      experts * blocks(rows, granularity.block_rows) * (padded ? padded4(c) : c);
   return at::empty_symint({count}, like.options().dtype(granularity.mx ? at::kByte : at::kFloat));
+}
+
+at::Tensor empty_flat_grouped_scale_meta(const at::Tensor& like, const Granularity& granularity,
+                                         const c10::SymInt& experts, const c10::SymInt& rows,
+                                         const c10::SymInt& columns) {
+  if (granularity.block_columns != 0) {
+    return empty_flat_scale_meta(like, granularity, rows, columns);
+  }
+  return at::empty_symint({experts * rows}, like.options().dtype(at::kFloat));
 }
 
 at::Tensor nothing(const at::Tensor& like, at::ScalarType dtype) {

@@ -82,6 +82,14 @@ bool parse_transposed(const char* argument, std::string_view word) {
   return find<bool>(argument, word, {{"rows", false}, {"transposed", true}});
 }
 
+LayoutSpec parse_layout_spec(std::string_view format, std::string_view granularity,
+                             std::string_view scale_rounding, std::string_view mx_rounding) {
+  return {.format = parse_format("format", format),
+          .granularity = parse_granularity("granularity", granularity),
+          .scale_rounding = parse_scale_rounding("scale_rounding", scale_rounding),
+          .mx_rounding = parse_mx_rounding("mx_rounding", mx_rounding)};
+}
+
 std::string name(KeepWeightTransposed keep) {
   switch (keep) {
     case KeepWeightTransposed::kAuto:

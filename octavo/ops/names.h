@@ -19,6 +19,10 @@ Backend parse_backend(const char* argument, std::string_view word);
 KeepWeightTransposed parse_keep(const char* argument, std::string_view word);
 bool parse_transposed(const char* argument, std::string_view word);  ///< "rows" or "transposed"
 
+/// The arguments format, granularity, scale_rounding and mx_rounding of quantising operators.
+LayoutSpec parse_layout_spec(std::string_view format, std::string_view granularity,
+                             std::string_view scale_rounding, std::string_view mx_rounding);
+
 /// "auto", "on" or "off".
 std::string name(KeepWeightTransposed keep);
 

@@ -24,18 +24,10 @@ Result call_quantize(const at::Tensor& x, std::string_view format, std::string_v
   return op.call(x, format, granularity, layout, scale_rounding, mx_rounding);
 }
 
-LayoutSpec layout_spec(std::string_view format, std::string_view granularity,
-                       std::string_view scale_rounding, std::string_view mx_rounding) {
-  return {.format = parse_format("format", format),
-          .granularity = parse_granularity("granularity", granularity),
-          .scale_rounding = parse_scale_rounding("scale_rounding", scale_rounding),
-          .mx_rounding = parse_mx_rounding("mx_rounding", mx_rounding)};
-}
-
 Result quantize_kernel(const at::Tensor& x, std::string_view format, std::string_view granularity,
                        std::string_view layout, std::string_view scale_rounding,
                        std::string_view mx_rounding) {
-  const LayoutSpec spec = layout_spec(format, granularity, scale_rounding, mx_rounding);
+  const LayoutSpec spec = parse_layout_spec(format, granularity, scale_rounding, mx_rounding);
   if (parse_transposed("layout", layout)) {
     const ScaledTensor out = quantize_operand(x, {.transposed = spec}).transposed;
     return {out.data, out.scale};
@@ -47,7 +39,7 @@ Result quantize_kernel(const at::Tensor& x, std::string_view format, std::string
 Result quantize_meta(const at::Tensor& x, std::string_view format, std::string_view granularity,
                      std::string_view layout, std::string_view scale_rounding,
                      std::string_view mx_rounding) {
-  const LayoutSpec spec = layout_spec(format, granularity, scale_rounding, mx_rounding);
+  const LayoutSpec spec = parse_layout_spec(format, granularity, scale_rounding, mx_rounding);
   TORCH_CHECK(x.dim() == 2, "x: expected a matrix (M, K), got ", x.dim(), " dimensions");
   const bool transposed = parse_transposed("layout", layout);
   const c10::SymInt rows = x.sym_size(transposed ? 1 : 0), columns = x.sym_size(transposed ? 0 : 1);

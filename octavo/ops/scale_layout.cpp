@@ -3,19 +3,20 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
-#include <array>
+#include <vector>
 
 namespace octavo::ops {
 
 at::Tensor flatten_scale(const at::Tensor& scale, const Granularity& granularity) {
-  const std::int64_t r = scale.size(0), c = scale.size(1);
+  const std::int64_t c = scale.size(-1),
+                     rows = scale.dim() == 3 ? scale.size(0) * scale.size(1) : scale.size(0);
   switch (default_scale_layout(granularity)) {
     case ScaleLayout::kColumnMajor:
-      return scale.t().view({r * c});
+      return scale.t().view({rows * c});
     case ScaleLayout::kPadded4:
-      return scale.as_strided({r * padded4(c)}, {1});
+      return scale.as_strided({rows * padded4(c)}, {1});
     default:
-      return scale.view({r * c});
+      return scale.view({rows * c});
   }
 }
 
@@ -40,16 +41,66 @@ at::Tensor unflatten_scale(std::string_view argument, const at::Tensor& flat,
 }
 
 at::Tensor in_default_layout(const at::Tensor& scale, const Granularity& granularity) {
-  if (scale.dim() != 2) return scale;  // whoever uses it says what is wrong with it
-  const std::int64_t r = scale.size(0), c = scale.size(1);
-  std::array<std::int64_t, 2> strides = {c, 1};
+  if (scale.dim() != 2 && scale.dim() != 3) return scale;  // whoever uses it says what is wrong
+  const std::int64_t r = scale.size(-2), c = scale.size(-1);
+  std::int64_t row = c, column = 1;
   const ScaleLayout layout = default_scale_layout(granularity);
-  if (layout == ScaleLayout::kColumnMajor) strides = {1, r};
-  if (layout == ScaleLayout::kPadded4) strides = {padded4(c), 1};
+  if (layout == ScaleLayout::kColumnMajor) row = 1, column = r;
+  if (layout == ScaleLayout::kPadded4) row = padded4(c);
+  std::vector<std::int64_t> strides = {row, column};
+  if (scale.dim() == 3) strides.insert(strides.begin(), r * row);
   if (scale.strides() == at::IntArrayRef(strides)) return scale;
   at::Tensor out = at::empty_strided(scale.sizes(), strides, scale.options());
   out.copy_(scale);
   return out;
+}
+
+at::Tensor to_bytes(const at::Tensor& tensor) {
+  return tensor.element_size() == 1 ? tensor.view(at::kByte) : tensor;
+}
+
+at::Tensor scale_bytes(const ScaledTensor& matrix) {
+  return to_bytes(flatten_scale(matrix.scale, matrix.granularity));
+}
+
+ScaledTensor from_bytes(const char* scale_name, const at::Tensor& bytes, const at::Tensor& scale,
+                        const LayoutSpec& spec) {
+  const bool experts = bytes.dim() == 3;
+  const std::int64_t rows = bytes.size(-2), columns = bytes.size(-1);
+  ScaledTensor out{.data = bytes.view(scalar_type(spec.format)),
+                   .scale = {},
+                   .granularity = spec.granularity,
+                   .scale_layout = default_scale_layout(spec.granularity),
+                   .logical_sizes = bytes.sizes().vec()};
+  if (!experts) {
+    out.scale = unflatten_scale(scale_name, scale, spec.granularity, rows, columns);
+  } else {
+    const std::int64_t r = spec.granularity.scale_rows(rows);
+    const std::int64_t c = spec.granularity.scale_columns(columns);
+    const std::int64_t row = out.scale_layout == ScaleLayout::kPadded4 ? padded4(c) : c;
+    TORCH_CHECK(scale.dim() == 1 && scale.size(0) == bytes.size(0) * r * row, scale_name,
+                ": expected the ", bytes.size(0) * r * row, " scales of ", bytes.sizes(),
+                " weights of granularity ", to_string(spec.granularity), ", flat, got sizes ",
+                scale.sizes(), "; pass what float8_grouped_linear_forward gave");
+    out.scale = scale.as_strided({bytes.size(0), r, c}, {r * row, row, 1});
+  }
+  if (spec.granularity.mx) out.scale = out.scale.view(at::kFloat8_e8m0fnu);
+  return out;
+}
+
+ScaledTensor grouped_from_bytes(const char* scale_name, const at::Tensor& bytes,
+                                const at::Tensor& scale, const LayoutSpec& spec,
+                                std::int64_t experts) {
+  if (spec.granularity.block_columns != 0) return from_bytes(scale_name, bytes, scale, spec);
+  TORCH_CHECK(scale.dim() == 1 && scale.size(0) == experts * bytes.size(0), scale_name,
+              ": expected ", experts * bytes.size(0), " scales, one for each of ", experts,
+              " groups and ", bytes.size(0), " columns, flat, got sizes ", scale.sizes(),
+              "; pass what float8_grouped_linear_forward gave");
+  return {.data = bytes.view(scalar_type(spec.format)),
+          .scale = scale.view({experts, bytes.size(0)}),
+          .granularity = spec.granularity,
+          .scale_layout = ScaleLayout::kPlain,
+          .logical_sizes = bytes.sizes().vec()};
 }
 
 }  // namespace octavo::ops

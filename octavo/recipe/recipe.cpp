@@ -69,11 +69,22 @@ LinearSpec Recipe::resolve(Flavour native) const {
   if (dw_high_precision) spec.dw = {};
   if (name != RecipeName::kBlockwise && name != RecipeName::kMxfp8) {
     const bool all = fast_accumulation == FastAccumulation::kAll;
-    spec.forward.fast_accumulation = all || fast_accumulation == FastAccumulation::kForward;
+    spec.forward.fast_accumulation = fast_accumulation != FastAccumulation::kNone;
     spec.dx.fast_accumulation = all;
     spec.dw.fast_accumulation = all && !spec.dw.high_precision();
   }
   return spec;
+}
+
+LinearSpec Recipe::resolve_experts(Flavour native) const {
+  TORCH_CHECK(name != RecipeName::kTensorwise,
+              "recipe: tensorwise has one scale for the tokens of all experts, which grouped "
+              "products do not take; use rowwise for experts");
+  Recipe experts = *this;
+  if (fast_accumulation == FastAccumulation::kDefault) {
+    experts.fast_accumulation = FastAccumulation::kAll;
+  }
+  return experts.resolve(native);
 }
 
 }  // namespace octavo

@@ -13,7 +13,12 @@
 namespace octavo {
 
 /// Which products let FP8 tensor cores keep partial sums in fewer bits.
-enum class FastAccumulation : std::uint8_t { kNone, kForward, kAll };
+enum class FastAccumulation : std::uint8_t {
+  kNone,
+  kForward,
+  kAll,
+  kDefault,  ///< the layer's own: kForward for dense linears, kAll for experts
+};
 
 /// The flavour a recipe's elements take: the device's own, or forced.
 enum class FlavourChoice : std::uint8_t { kAuto, kOCP, kFNUZ };
@@ -54,7 +59,7 @@ struct LinearSpec {
 struct Recipe {
   RecipeName name = RecipeName::kRowwise;
   FlavourChoice flavour = FlavourChoice::kAuto;
-  FastAccumulation fast_accumulation = FastAccumulation::kForward;
+  FastAccumulation fast_accumulation = FastAccumulation::kDefault;
   MxRounding mx_rounding = MxRounding::kRceil;  ///< mxfp8 only
   bool gw_high_precision = false;  ///< dw in high precision; always true for rowwise_with_gw_hp
 
@@ -66,6 +71,11 @@ struct Recipe {
   /// Formats and granularities on a device of `native` flavour. mxfp8 forced to FNUZ is an error
   /// naming rowwise; mxfp8 with auto keeps OCP everywhere.
   LinearSpec resolve(Flavour native) const;
+
+  /// The same for experts' linears (grouped products): every expert's weight and every group of
+  /// rows has scales of its own; fast_accumulation is all unless the recipe says otherwise.
+  /// tensorwise is an error that names rowwise.
+  LinearSpec resolve_experts(Flavour native) const;
 
   /// The canonical string: the name, then fields that differ from the name's defaults in fixed
   /// order: "rowwise", "mxfp8(mx_rounding=floor)",

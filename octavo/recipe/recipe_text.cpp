@@ -14,7 +14,7 @@ const std::vector<std::string> kNames = {"tensorwise", "rowwise", "rowwise_with_
 const std::vector<std::string> kFields = {"flavour", "fast_accumulation", "mx_rounding",
                                           "gw_high_precision"};
 const std::vector<std::string> kFlavours = {"auto", "ocp", "fnuz"};
-const std::vector<std::string> kFastAccumulations = {"none", "forward", "all"};
+const std::vector<std::string> kFastAccumulations = {"none", "forward", "all"};  // kDefault: absent
 const std::vector<std::string> kMxRoundings = {"floor", "ceil", "even", "rceil"};
 const std::vector<std::string> kBooleans = {"false", "true"};
 

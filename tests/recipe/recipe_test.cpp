@@ -124,6 +124,28 @@ TEST(RecipeResolve, FastAccumulation) {
             (std::array<bool, 3>{true, true, false}));
 }
 
+TEST(RecipeResolve, ExpertsAccumulateFastInAllProductsUnlessTold) {
+  const auto of = [](const std::string& text) {
+    return fast(Recipe::parse(text).resolve_experts(Flavour::kOCP));
+  };
+  EXPECT_EQ(of("rowwise"), (std::array<bool, 3>{true, true, true}));
+  EXPECT_EQ(of("rowwise(fast_accumulation=forward)"), (std::array<bool, 3>{true, false, false}));
+  EXPECT_EQ(of("rowwise(fast_accumulation=none)"), (std::array<bool, 3>{false, false, false}));
+  EXPECT_EQ(of("rowwise_with_gw_hp"), (std::array<bool, 3>{true, true, false}));
+  EXPECT_EQ(of("blockwise"), (std::array<bool, 3>{false, false, false}));
+  for (const std::string name : {"rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8"}) {
+    const Recipe recipe = Recipe::parse(name);
+    EXPECT_EQ(layouts(recipe.resolve_experts(Flavour::kOCP)),
+              layouts(recipe.resolve(Flavour::kOCP)));
+  }
+  try {
+    Recipe::parse("tensorwise").resolve_experts(Flavour::kOCP);
+    FAIL() << "expected an error";
+  } catch (const c10::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("use rowwise for experts"), std::string::npos);
+  }
+}
+
 TEST(RecipeResolve, FlavourFollowsTheDeviceOrTheField) {
   for (const std::string name : {"tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"}) {
     for (const Flavour native : {Flavour::kOCP, Flavour::kFNUZ}) {
@@ -191,7 +213,7 @@ TEST(RecipeText, CanonicalForms) {
       {" rowwise ( flavour = fnuz , gw_high_precision = true ) ",
        "rowwise(flavour=fnuz,gw_high_precision=true)"},
       {"rowwise()", "rowwise"},
-      {"rowwise(fast_accumulation=forward,flavour=auto,gw_high_precision=false)", "rowwise"},
+      {"rowwise(flavour=auto,gw_high_precision=false)", "rowwise"},
       {"mxfp8_cublas(mx_rounding=even)", "mxfp8(mx_rounding=even)"},
   };
   for (const auto& [text, canonical] : forms) {

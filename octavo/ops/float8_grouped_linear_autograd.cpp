@@ -1,0 +1,176 @@
+// Autograd and autocast of float8_grouped_linear. The Function calls the _forward and _backward
+// operators through the dispatcher, so tracers see them with everything they exchange.
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "octavo/ops/below.h"
+#include "octavo/ops/float8_grouped_linear_ops.h"
+#include "octavo/ops/names.h"
+
+namespace octavo::ops {
+namespace {
+
+class Float8GroupedLinear : public torch::autograd::Function<Float8GroupedLinear> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& w, const at::Tensor& offs, const std::string& recipe,
+                            bool keep_weight_transposed) {
+    const bool need_dx = x.requires_grad(), need_dw = w.requires_grad();
+    GroupedForwardResult result;
+    {
+      at::AutoDispatchBelowADInplaceOrView guard;
+      result = call_float8_grouped_linear_forward(x, w, offs, recipe, need_dx, need_dw,
+                                                  keep_weight_transposed);
+    }
+    auto& [y, x_bytes, x_scale, w_bytes, w_scale] = result;
+    // Undefined: not wanted. Without a scale: high precision.
+    at::Tensor saved_x, saved_x_scale, saved_w, saved_w_scale;
+    if (need_dw) {
+      if (resolve_experts_for(recipe, x.device()).dw.high_precision()) {
+        saved_x = x;
+      } else {
+        saved_x = x_bytes;
+        saved_x_scale = x_scale;
+      }
+    }
+    if (need_dx) {
+      if (keep_weight_transposed) {
+        saved_w = w_bytes;
+        saved_w_scale = w_scale;
+      } else {
+        saved_w = w;
+      }
+    }
+    ctx->save_for_backward({saved_x, saved_x_scale, saved_w, saved_w_scale, offs});
+    ctx->saved_data["recipe"] = recipe;
+    ctx->saved_data["dw_dtype"] = static_cast<std::int64_t>(w.scalar_type());
+    return y;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 const torch::autograd::variable_list& grads) {
+    const torch::autograd::variable_list saved = ctx->get_saved_variables();
+    // What this backward pass asks for may be less than what forward prepared for.
+    const bool need_dx = ctx->needs_input_grad(0), need_dw = ctx->needs_input_grad(1);
+    const auto given = [](bool need, const at::Tensor& tensor) {
+      return need && tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+    };
+    GroupedBackwardResult result;
+    {
+      at::AutoDispatchBelowADInplaceOrView guard;
+      result = call_float8_grouped_linear_backward(
+          grads[0], given(need_dw, saved[0]), given(need_dw, saved[1]), given(need_dx, saved[2]),
+          given(need_dx, saved[3]), saved[4], ctx->saved_data["recipe"].toStringRef(),
+          static_cast<at::ScalarType>(ctx->saved_data["dw_dtype"].toInt()));
+    }
+    const auto wanted = [](bool need, const at::Tensor& gradient) {
+      if (!need) return at::Tensor();
+      return at::GradMode::is_enabled()
+                 ? without_derivative("float8_grouped_linear's backward", gradient)
+                 : gradient;
+    };
+    return {wanted(need_dx, std::get<0>(result)), wanted(need_dw, std::get<1>(result)),
+            at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+// Whether w's transposed layout is kept: where E * N * K bytes are no more than x's M * K.
+bool keeps_expert_weights(const at::Tensor& x, const at::Tensor& w, std::string_view word) {
+  const KeepWeightTransposed keep = parse_keep("keep_weight_transposed", word);
+  if (keep != KeepWeightTransposed::kAuto) return keep == KeepWeightTransposed::kOn;
+  if (x.dim() != 2 || w.dim() != 3) return true;  // _forward refuses them
+  const std::optional<std::int64_t> rows = x.sym_size(0).maybe_as_int();
+  const std::optional<std::int64_t> features = (w.sym_size(0) * w.sym_size(1)).maybe_as_int();
+  return !rows || !features || *rows >= *features;
+}
+
+at::Tensor grouped_linear_autograd(const at::Tensor& x, const at::Tensor& w, const at::Tensor& offs,
+                                   std::string_view recipe,
+                                   std::string_view keep_weight_transposed) {
+  refuse_tangents("float8_grouped_linear", {x, w});
+  if (!requires_derivative({x, w})) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return call_float8_grouped_linear(x, w, offs, recipe, keep_weight_transposed);
+  }
+  return Float8GroupedLinear::apply(x, w, offs, std::string(recipe),
+                                    keeps_expert_weights(x, w, keep_weight_transposed));
+}
+
+GroupedForwardResult grouped_forward_autograd(const at::Tensor& x, const at::Tensor& w,
+                                              const at::Tensor& offs, std::string_view recipe,
+                                              bool need_dx, bool need_dw,
+                                              bool keep_weight_transposed) {
+  refuse_tangents("float8_grouped_linear_forward", {x, w});
+  GroupedForwardResult result;
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    result = call_float8_grouped_linear_forward(x, w, offs, recipe, need_dx, need_dw,
+                                                keep_weight_transposed);
+  }
+  if (requires_derivative({x, w})) {
+    std::get<0>(result) = without_derivative(
+        "float8_grouped_linear_forward (call float8_grouped_linear)", std::get<0>(result));
+  }
+  return result;
+}
+
+GroupedBackwardResult grouped_backward_autograd(const at::Tensor& dy,
+                                                const std::optional<at::Tensor>& x,
+                                                const std::optional<at::Tensor>& x_scale,
+                                                const std::optional<at::Tensor>& w,
+                                                const std::optional<at::Tensor>& w_scale,
+                                                const at::Tensor& offs, std::string_view recipe,
+                                                at::ScalarType dw_dtype) {
+  const at::Tensor none;
+  refuse_tangents("float8_grouped_linear_backward", {dy, x.value_or(none), w.value_or(none)});
+  GroupedBackwardResult result;
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    result =
+        call_float8_grouped_linear_backward(dy, x, x_scale, w, w_scale, offs, recipe, dw_dtype);
+  }
+  if (requires_derivative({dy, x.value_or(none), w.value_or(none)})) {
+    const char* name = "float8_grouped_linear_backward";
+    result = {without_derivative(name, std::get<0>(result)),
+              without_derivative(name, std::get<1>(result))};
+  }
+  return result;
+}
+
+// Only x takes the autocast dtype: w is quantised from its own type, and so w.grad keeps it.
+template <at::DeviceType device>
+at::Tensor grouped_linear_autocast(const at::Tensor& x, const at::Tensor& w, const at::Tensor& offs,
+                                   std::string_view recipe,
+                                   std::string_view keep_weight_transposed) {
+  c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
+  return call_float8_grouped_linear(
+      at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), x, device), w, offs,
+      recipe, keep_weight_transposed);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(octavo, Autograd, m) {
+  m.impl("float8_grouped_linear", &grouped_linear_autograd);
+  m.impl("float8_grouped_linear_forward", &grouped_forward_autograd);
+  m.impl("float8_grouped_linear_backward", &grouped_backward_autograd);
+}
+
+TORCH_LIBRARY_IMPL(octavo, AutocastCPU, m) {
+  m.impl("float8_grouped_linear", &grouped_linear_autocast<at::kCPU>);
+  m.impl("float8_grouped_linear_forward",
+         &below_autocast<&call_float8_grouped_linear_forward>::call);
+  m.impl("float8_grouped_linear_backward",
+         &below_autocast<&call_float8_grouped_linear_backward>::call);
+}
+
+TORCH_LIBRARY_IMPL(octavo, AutocastCUDA, m) {
+  m.impl("float8_grouped_linear", &grouped_linear_autocast<at::kCUDA>);
+  m.impl("float8_grouped_linear_forward",
+         &below_autocast<&call_float8_grouped_linear_forward>::call);
+  m.impl("float8_grouped_linear_backward",
+         &below_autocast<&call_float8_grouped_linear_backward>::call);
+}
+
+}  // namespace octavo::ops

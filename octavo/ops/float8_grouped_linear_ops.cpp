@@ -1,0 +1,102 @@
+#include "octavo/ops/float8_grouped_linear_ops.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
+
+#include "octavo/ops/below.h"
+#include "octavo/quantize/offsets.h"
+
+namespace octavo::ops {
+namespace {
+
+template <typename Signature>
+c10::TypedOperatorHandle<Signature> find_grouped(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+void check_grouped_dtype(const char* argument, const at::Tensor& tensor) {
+  const at::ScalarType dtype = tensor.scalar_type();
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf,
+              "float8_grouped_linear: ", argument, " must be float32, bfloat16 or float16, got ",
+              dtype, "; convert it with ", argument, ".to(torch.float32)");
+}
+
+// An operand kept for backward: FP8 bytes with their scale, or high precision without one.
+void check_grouped_saved(const char* argument, const std::optional<at::Tensor>& tensor,
+                         const std::optional<at::Tensor>& scale, std::int64_t dimensions) {
+  if (!tensor) {
+    TORCH_CHECK(!scale, "float8_grouped_linear_backward: ", argument, "_scale is given without ",
+                argument, "; give both or none");
+    return;
+  }
+  if (!scale) check_grouped_dtype(argument, *tensor);
+  TORCH_CHECK(tensor->dim() == dimensions && (!scale || tensor->scalar_type() == at::kByte),
+              "float8_grouped_linear_backward: ", argument, " must have ", dimensions,
+              " dimensions, and with a scale be float8_grouped_linear_forward's bytes, got ",
+              tensor->scalar_type(), " with ", tensor->dim(), " dimensions");
+}
+
+}  // namespace
+
+at::Tensor call_float8_grouped_linear(const at::Tensor& x, const at::Tensor& w,
+                                      const at::Tensor& offs, std::string_view recipe,
+                                      std::string_view keep_weight_transposed) {
+  static const auto op =
+      find_grouped<decltype(call_float8_grouped_linear)>("octavo::float8_grouped_linear");
+  return op.call(x, w, offs, recipe, keep_weight_transposed);
+}
+
+GroupedForwardResult call_float8_grouped_linear_forward(const at::Tensor& x, const at::Tensor& w,
+                                                        const at::Tensor& offs,
+                                                        std::string_view recipe, bool need_dx,
+                                                        bool need_dw, bool keep_weight_transposed) {
+  static const auto op = find_grouped<decltype(call_float8_grouped_linear_forward)>(
+      "octavo::float8_grouped_linear_forward");
+  return op.call(x, w, offs, recipe, need_dx, need_dw, keep_weight_transposed);
+}
+
+GroupedBackwardResult call_float8_grouped_linear_backward(
+    const at::Tensor& dy, const std::optional<at::Tensor>& x,
+    const std::optional<at::Tensor>& x_scale, const std::optional<at::Tensor>& w,
+    const std::optional<at::Tensor>& w_scale, const at::Tensor& offs, std::string_view recipe,
+    at::ScalarType dw_dtype) {
+  static const auto op = find_grouped<decltype(call_float8_grouped_linear_backward)>(
+      "octavo::float8_grouped_linear_backward");
+  return op.call(dy, x, x_scale, w, w_scale, offs, recipe, dw_dtype);
+}
+
+void check_grouped_forward_arguments(const at::Tensor& x, const at::Tensor& w,
+                                     const at::Tensor& offs) {
+  TORCH_CHECK(x.dim() == 2,
+              "float8_grouped_linear: x must be (M, K), tokens sorted by expert, got ", x.dim(),
+              " dimensions; flatten the leading ones");
+  TORCH_CHECK(w.dim() == 3, "float8_grouped_linear: w must be (E, N, K), got ", w.dim(),
+              " dimensions; stack the experts' weights");
+  check_grouped_dtype("x", x);
+  check_grouped_dtype("w", w);
+  check_offsets_type("offs", offs);
+  check_one_device("float8_grouped_linear", {x, w, offs});
+}
+
+void check_grouped_backward_arguments(const at::Tensor& dy, const std::optional<at::Tensor>& x,
+                                      const std::optional<at::Tensor>& x_scale,
+                                      const std::optional<at::Tensor>& w,
+                                      const std::optional<at::Tensor>& w_scale,
+                                      const at::Tensor& offs, const LinearSpec& spec) {
+  TORCH_CHECK(dy.dim() == 2, "float8_grouped_linear_backward: dy must be (M, N), got ", dy.dim(),
+              " dimensions");
+  check_grouped_dtype("dy", dy);
+  check_grouped_saved("x", x, x_scale, 2);
+  check_grouped_saved("w", w, w_scale, 3);
+  check_offsets_type("offs", offs);
+  TORCH_CHECK(!x || x_scale.has_value() != spec.dw.high_precision(),
+              "float8_grouped_linear_backward: this recipe needs x ",
+              spec.dw.high_precision() ? "itself, without a scale"
+                                       : "as float8_grouped_linear_forward's bytes and scale");
+  const at::Tensor none;
+  check_one_device("float8_grouped_linear_backward",
+                   {dy, offs, x.value_or(none), x_scale.value_or(none), w.value_or(none),
+                    w_scale.value_or(none)});
+}
+
+}  // namespace octavo::ops

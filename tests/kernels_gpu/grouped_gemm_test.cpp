@@ -1,0 +1,394 @@
+#include "octavo/kernels/gpu/grouped_gemm.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "operands.h"
+
+// Elements are small integers and scales powers of two wherever results are compared bit for bit:
+// all sums are exact then, in any order and with any accumulation, and one rounding is left.
+namespace octavo::gpu::testing {
+namespace {
+
+#define OCTAVO_REQUIRE_HOPPER()                                                         \
+  OCTAVO_REQUIRE_GPU();                                                                 \
+  do {                                                                                  \
+    int major = 0;                                                                      \
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));        \
+    if (major != 9) GTEST_SKIP() << "no GPU on this machine of compute capability 9.0"; \
+  } while (0)
+
+constexpr Accumulation kAccumulations[] = {Accumulation::kFast, Accumulation::kFull};
+
+std::uint16_t round_to_bf16(double x) {
+  const std::uint32_t bits = internal::bits_of(static_cast<float>(x));  // exact in these tests
+  if (x != x) return 0x7FFF;
+  return static_cast<std::uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+double from_bf16(std::uint16_t bits) { return internal::float_of(std::uint32_t{bits} << 16); }
+bool is_nan_bf16(std::uint16_t bits) { return (bits & 0x7FFF) > 0x7F80; }
+
+struct Random {
+  std::mt19937 engine;
+  explicit Random(unsigned seed) : engine(seed) {}
+  int below(int n) { return static_cast<int>(engine() % static_cast<unsigned>(n)); }
+  std::uint8_t small_integer() {
+    static constexpr float kValues[] = {-2, -1, -1, 0, 0, 1, 1, 3};
+    return encode(Format::kE4M3FN, kValues[below(8)], Overflow::kSaturate);
+  }
+  std::uint8_t normal() {
+    std::normal_distribution<float> draw(0.0f, 60.0f);
+    return encode(Format::kE4M3FN, draw(engine), Overflow::kSaturate);
+  }
+  float power_of_two() { return std::ldexp(1.0f, below(9) - 4); }
+  float scale() { return std::ldexp(1.0f + static_cast<float>(below(1000)) / 1000.0f, below(5)); }
+};
+
+float decode_e4m3(std::uint8_t byte) { return decode(Format::kE4M3FN, byte); }
+
+enum class Fill { kExact, kNormal };
+
+/// One product, its operands on the host, and its expected result in fp64.
+struct Problem {
+  std::vector<std::uint8_t> a, b;
+  std::vector<float> a_scale, b_scale;
+  std::vector<std::int32_t> offs;
+  std::int64_t out_rows = 0, out_columns = 0;
+  std::vector<double> expected;  // scaled; zero where nothing is summed
+
+  template <class Args>
+  std::vector<std::uint16_t> run(Args args) const {
+    DeviceBuffer a_(a.size()), b_(b.size()), a_scale_(4 * a_scale.size()),
+        b_scale_(4 * b_scale.size()), offs_(4 * offs.size()), out(2 * out_rows * out_columns);
+    a_.upload(a.data()), b_.upload(b.data()), offs_.upload(offs.data());
+    a_scale_.upload(a_scale.data()), b_scale_.upload(b_scale.data());
+    args.a = a_.get<std::uint8_t>(), args.b = b_.get<std::uint8_t>();
+    args.a_scale = a_scale_.get<float>(), args.b_scale = b_scale_.get<float>();
+    args.offs = offs_.get<std::int32_t>(), args.out = out.get<>();
+    args.E = static_cast<int>(offs.size());
+    const char* wrong = nullptr;
+    if constexpr (std::is_same_v<Args, GroupedGemmRowsArgs>) {
+      wrong = grouped_gemm_rows(args, nullptr);
+    } else {
+      wrong = grouped_gemm_k(args, nullptr);
+    }
+    EXPECT_EQ(wrong, nullptr) << wrong;
+    return out.download<std::uint16_t>();
+  }
+};
+
+/// Clamped ends, as the kernels' contract says.
+std::vector<std::int32_t> clamped(const std::vector<std::int32_t>& offs, std::int64_t limit) {
+  std::vector<std::int32_t> ends;
+  std::int32_t end = 0;
+  for (std::int32_t o : offs) {
+    end = std::max(end, std::min(o, static_cast<std::int32_t>(limit)));
+    ends.push_back(end);
+  }
+  return ends;
+}
+
+Problem rows_problem(const std::vector<std::int32_t>& offs, std::int64_t M, std::int64_t N,
+                     std::int64_t K, Fill fill, unsigned seed = 1) {
+  Problem p;
+  Random random(seed);
+  const auto E = static_cast<std::int64_t>(offs.size());
+  const auto byte = [&] { return fill == Fill::kExact ? random.small_integer() : random.normal(); };
+  const auto scale = [&] { return fill == Fill::kExact ? random.power_of_two() : random.scale(); };
+  p.a.resize(M * K), p.b.resize(E * N * K), p.a_scale.resize(M), p.b_scale.resize(E * N);
+  for (auto& v : p.a) v = byte();
+  for (auto& v : p.b) v = byte();
+  for (auto& v : p.a_scale) v = scale();
+  for (auto& v : p.b_scale) v = scale();
+  p.offs = offs, p.out_rows = M, p.out_columns = N, p.expected.assign(M * N, 0.0);
+  std::vector<float> a(p.a.size()), b(p.b.size());
+  std::transform(p.a.begin(), p.a.end(), a.begin(), decode_e4m3);
+  std::transform(p.b.begin(), p.b.end(), b.begin(), decode_e4m3);
+  const auto ends = clamped(offs, M);
+  for (std::int64_t g = 0; g < E; ++g) {
+    for (std::int64_t m = g ? ends[g - 1] : 0; m < ends[g]; ++m) {
+      for (std::int64_t n = 0; n < N; ++n) {
+        double sum = 0.0;
+        for (std::int64_t k = 0; k < K; ++k) {
+          sum += double{a[m * K + k]} * double{b[(g * N + n) * K + k]};
+        }
+        p.expected[m * N + n] = sum * p.a_scale[m] * p.b_scale[g * N + n];
+      }
+    }
+  }
+  // Rows of no group: NaN, and scales of NaN.
+  const std::int64_t used = ends.empty() ? 0 : ends.back();
+  std::fill(p.a.begin() + used * K, p.a.end(), std::uint8_t{0x7F});
+  std::fill(p.a_scale.begin() + used, p.a_scale.end(), NAN);
+  return p;
+}
+
+/// `offs`: aligned ends. Columns behind the last end are NaN.
+Problem k_problem(const std::vector<std::int32_t>& offs, std::int64_t N, std::int64_t K,
+                  std::int64_t Mt, Fill fill, unsigned seed = 1) {
+  Problem p;
+  Random random(seed);
+  const auto E = static_cast<std::int64_t>(offs.size());
+  const auto byte = [&] { return fill == Fill::kExact ? random.small_integer() : random.normal(); };
+  const auto scale = [&] { return fill == Fill::kExact ? random.power_of_two() : random.scale(); };
+  p.a.resize(N * Mt), p.b.resize(K * Mt), p.a_scale.resize(E * N), p.b_scale.resize(E * K);
+  for (auto& v : p.a) v = byte();
+  for (auto& v : p.b) v = byte();
+  for (auto& v : p.a_scale) v = scale();
+  for (auto& v : p.b_scale) v = scale();
+  p.offs = offs, p.out_rows = E * N, p.out_columns = K, p.expected.assign(E * N * K, 0.0);
+  std::vector<float> a(p.a.size()), b(p.b.size());
+  std::transform(p.a.begin(), p.a.end(), a.begin(), decode_e4m3);
+  std::transform(p.b.begin(), p.b.end(), b.begin(), decode_e4m3);
+  const auto ends = clamped(offs, Mt);
+  for (std::int64_t g = 0; g < E; ++g) {
+    const std::int64_t begin = g ? ends[g - 1] : 0;
+    if (begin == ends[g]) {  // no columns: zero whatever the scales
+      std::fill_n(p.a_scale.begin() + g * N, N, INFINITY);
+      std::fill_n(p.b_scale.begin() + g * K, K, NAN);
+      continue;
+    }
+    for (std::int64_t n = 0; n < N; ++n) {
+      for (std::int64_t k = 0; k < K; ++k) {
+        double sum = 0.0;
+        for (std::int64_t m = begin; m < ends[g]; ++m) {
+          sum += double{a[n * Mt + m]} * double{b[k * Mt + m]};
+        }
+        p.expected[(g * N + n) * K + k] = sum * p.a_scale[g * N + n] * p.b_scale[g * K + k];
+      }
+    }
+  }
+  const std::int64_t used = ends.empty() ? 0 : ends.back();
+  for (std::int64_t n = 0; n < N; ++n) {
+    std::fill(p.a.begin() + n * Mt + used, p.a.begin() + (n + 1) * Mt, std::uint8_t{0x7F});
+  }
+  for (std::int64_t k = 0; k < K; ++k) {
+    std::fill(p.b.begin() + k * Mt + used, p.b.begin() + (k + 1) * Mt, std::uint8_t{0x7F});
+  }
+  return p;
+}
+
+void expect_exact(const Problem& p, const std::vector<std::uint16_t>& actual) {
+  ASSERT_EQ(actual.size(), p.expected.size());
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    // -0 and +0 are both zero.
+    const std::uint16_t expected = round_to_bf16(p.expected[i]);
+    ASSERT_TRUE(actual[i] == expected || ((actual[i] | expected) & 0x7FFF) == 0)
+        << "out[" << static_cast<std::int64_t>(i) / p.out_columns << ", "
+        << static_cast<std::int64_t>(i) % p.out_columns << "]: " << from_bf16(actual[i])
+        << ", expected " << p.expected[i];
+  }
+}
+
+double snr(const Problem& p, const std::vector<std::uint16_t>& actual) {
+  double signal = 0.0, noise = 0.0;
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    const double difference = from_bf16(actual[i]) - p.expected[i];
+    signal += p.expected[i] * p.expected[i], noise += difference * difference;
+  }
+  return 10.0 * std::log10(signal / noise);
+}
+
+void expect_rows(const std::vector<std::int32_t>& offs, std::int64_t M, std::int64_t N,
+                 std::int64_t K) {
+  SCOPED_TRACE("M " + std::to_string(M) + " N " + std::to_string(N) + " K " + std::to_string(K) +
+               " E " + std::to_string(offs.size()));
+  const Problem p = rows_problem(offs, M, N, K, Fill::kExact);
+  for (Accumulation how : kAccumulations) {
+    SCOPED_TRACE(how == Accumulation::kFast ? "fast" : "full");
+    expect_exact(p, p.run(GroupedGemmRowsArgs{.M = M, .N = N, .K = K, .accumulation = how}));
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+}
+
+void expect_k(const std::vector<std::int32_t>& offs, std::int64_t N, std::int64_t K,
+              std::int64_t Mt) {
+  SCOPED_TRACE("N " + std::to_string(N) + " K " + std::to_string(K) + " Mt " + std::to_string(Mt) +
+               " E " + std::to_string(offs.size()));
+  const Problem p = k_problem(offs, N, K, Mt, Fill::kExact);
+  for (Accumulation how : kAccumulations) {
+    SCOPED_TRACE(how == Accumulation::kFast ? "fast" : "full");
+    expect_exact(p, p.run(GroupedGemmKArgs{.N = N, .K = K, .Mt = Mt, .accumulation = how}));
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+}
+
+// Around 64 rows (a warpgroup), 128 (a block), 256 (a cluster), and what needs masks everywhere.
+TEST(GpuGroupedGemm, RowsOfOneGroup) {
+  OCTAVO_REQUIRE_HOPPER();
+  for (std::int32_t M : {1, 15, 16, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 384, 400}) {
+    expect_rows({M}, M, 264, 144);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Around 64 columns (a chunk), 128 (half a tile), 256; odd numbers of tiles, with rows that share
+// them (256) and do not (128); lengths around a stage.
+TEST(GpuGroupedGemm, RowsColumnsAndContraction) {
+  OCTAVO_REQUIRE_HOPPER();
+  for (std::int64_t N : {8, 16, 56, 64, 72, 128, 136, 248, 256, 264, 384, 392, 520, 2312}) {
+    expect_rows({130, 330, 516}, 516, N, 160);
+    if (HasFatalFailure()) return;
+  }
+  for (std::int64_t K : {16, 32, 48, 112, 128, 144, 512, 528, 1040}) {
+    expect_rows({130, 330, 516}, 516, 144, K);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(GpuGroupedGemm, RowsOfAwkwardGroups) {
+  OCTAVO_REQUIRE_HOPPER();
+  expect_rows({0}, 40, 64, 64);                              // nothing but rows of no group
+  expect_rows({0, 0, 37, 37, 38, 300, 300}, 300, 136, 256);  // empty first, inner and last
+  expect_rows({100, 229}, 700, 136, 256);                    // rows past the last offset
+  expect_rows({-5, 50, 20, 1000}, 300, 136, 256);            // bad: clamped
+  expect_rows({1000000, 3}, 300, 136, 256);
+  std::vector<std::int32_t> ends(256);  // 256 experts, 0..6 rows each
+  std::int32_t end = 0;
+  for (int e = 0; e < 256; ++e) ends[e] = end += (e * 7) % 5 + (e % 3 == 0);
+  expect_rows(ends, end + 3, 24, 144);
+  for (int e = 0; e < 256; ++e) ends[e] = e < 200 ? 0 : 500;  // all in one
+  expect_rows(ends, 500, 24, 144);
+  std::vector<std::int32_t> many(kMaxGroups);
+  for (int e = 0; e < kMaxGroups; ++e) many[e] = e;
+  expect_rows(many, 600, 16, 32);
+}
+
+TEST(GpuGroupedGemm, ContractionOfOneGroup) {
+  OCTAVO_REQUIRE_HOPPER();
+  for (std::int32_t Mt : {16, 32, 48, 64, 80, 96, 112, 128, 144, 272, 512, 528, 656, 1040}) {
+    expect_k({Mt}, 72, 136, Mt);
+    if (HasFatalFailure()) return;
+  }
+  for (std::int64_t N : {1, 8, 63, 64, 65, 128, 129, 256, 257, 384, 400}) {
+    expect_k({176}, N, 264, 176);
+    if (HasFatalFailure()) return;
+  }
+  for (std::int64_t K : {8, 64, 72, 128, 136, 256, 264, 392, 520, 2312}) {
+    expect_k({176}, 136, K, 176);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(GpuGroupedGemm, ContractionOfAwkwardGroups) {
+  OCTAVO_REQUIRE_HOPPER();
+  expect_k({0, 0, 16, 16, 64, 720, 720}, 200, 136, 720);  // empty first, inner and last
+  expect_k({112, 240, 272}, 200, 136, 592);               // columns past the last end
+  expect_k({0, 0}, 72, 80, 64);
+  expect_k({-16, 64, 32, 100000}, 72, 80, 320);  // bad: clamped
+  std::vector<std::int32_t> ends(256);
+  std::int32_t end = 0;
+  for (int e = 0; e < 256; ++e) ends[e] = end += 16 * ((e * 7) % 5);
+  expect_k(ends, 24, 40, end + 16);
+  std::vector<std::int32_t> many(kMaxGroups);
+  for (int e = 0; e < kMaxGroups; ++e) many[e] = 16 * e;
+  expect_k(many, 8, 8, 16 * kMaxGroups);
+}
+
+// More tiles than blocks, so that everyone takes several; a long sum; values like training's.
+TEST(GpuGroupedGemm, CloseToFp64OnManyTiles) {
+  OCTAVO_REQUIRE_HOPPER();
+  const std::vector<std::int32_t> offs = {300, 301, 301, 1400, 2000};
+  const Problem rows = rows_problem(offs, 2048, 1544, 272, Fill::kNormal);
+  const Problem longer = rows_problem({40, 90}, 90, 200, 7168, Fill::kNormal);
+  const Problem columns = k_problem({304, 320, 320, 1424, 2048}, 520, 392, 2064, Fill::kNormal);
+  const Problem many = k_problem({48, 48, 160}, 1288, 1800, 176, Fill::kNormal);
+  for (Accumulation how : kAccumulations) {
+    // bf16 alone leaves 56 dB. The tensor cores' own sums of 7168 are the worst here.
+    const bool full = how == Accumulation::kFull;
+    const double a = snr(
+        rows, rows.run(GroupedGemmRowsArgs{.M = 2048, .N = 1544, .K = 272, .accumulation = how}));
+    const double b = snr(
+        longer, longer.run(GroupedGemmRowsArgs{.M = 90, .N = 200, .K = 7168, .accumulation = how}));
+    const double c =
+        snr(columns,
+            columns.run(GroupedGemmKArgs{.N = 520, .K = 392, .Mt = 2064, .accumulation = how}));
+    const double d =
+        snr(many, many.run(GroupedGemmKArgs{.N = 1288, .K = 1800, .Mt = 176, .accumulation = how}));
+    std::printf("%s: %.1f, K 7168: %.1f, contraction: %.1f, %.1f dB\n", full ? "full" : "fast", a,
+                b, c, d);
+    EXPECT_GE(a, full ? 54.0 : 50.0);
+    EXPECT_GE(b, full ? 54.0 : 45.0);
+    EXPECT_GE(c, full ? 54.0 : 48.0);
+    EXPECT_GE(d, full ? 54.0 : 50.0);
+  }
+}
+
+// NaN and Inf (as scale) of one group leave the others' bits alone.
+TEST(GpuGroupedGemm, NanStaysInItsGroup) {
+  OCTAVO_REQUIRE_HOPPER();
+  const std::int64_t N = 136, K = 144, M = 300;
+  const std::vector<std::int32_t> offs = {100, 177, 300};
+  const Problem clean = rows_problem(offs, M, N, K, Fill::kExact);
+  Problem dirty = clean;
+  std::fill(dirty.a.begin() + 100 * K, dirty.a.begin() + 177 * K, std::uint8_t{0x7F});
+  std::fill(dirty.b.begin() + N * K, dirty.b.begin() + 2 * N * K, std::uint8_t{0xFF});
+  const std::vector<std::int32_t> ends = {48, 128, 272};  // the second begins and ends in a stage
+  const Problem clean_k = k_problem(ends, 72, 80, 272, Fill::kExact);
+  Problem dirty_k = clean_k;
+  for (std::int64_t n = 0; n < 72; ++n) std::fill_n(dirty_k.a.begin() + n * 272 + 48, 80, 0x7F);
+  for (std::int64_t k = 0; k < 80; ++k) std::fill_n(dirty_k.b.begin() + k * 272 + 48, 80, 0xFF);
+  for (Accumulation how : kAccumulations) {
+    const GroupedGemmRowsArgs rows{.M = M, .N = N, .K = K, .accumulation = how};
+    const auto expected = clean.run(rows), actual = dirty.run(rows);
+    for (std::int64_t i = 0; i < M * N; ++i) {
+      const bool second = i / N >= 100 && i / N < 177;
+      ASSERT_TRUE(second ? is_nan_bf16(actual[i]) : actual[i] == expected[i]) << "row " << i / N;
+    }
+    const GroupedGemmKArgs columns{.N = 72, .K = 80, .Mt = 272, .accumulation = how};
+    const auto expected_k = clean_k.run(columns), actual_k = dirty_k.run(columns);
+    for (std::int64_t i = 0; i < 3 * 72 * 80; ++i) {
+      const bool second = i / (72 * 80) == 1;
+      ASSERT_TRUE(second ? is_nan_bf16(actual_k[i]) : actual_k[i] == expected_k[i])
+          << "group " << i / (72 * 80) << " at " << i % (72 * 80);
+    }
+  }
+}
+
+TEST(GpuGroupedGemm, SameBitsInEveryRun) {
+  OCTAVO_REQUIRE_HOPPER();
+  const Problem p = rows_problem({700, 701, 1900}, 2000, 776, 528, Fill::kNormal);
+  const GroupedGemmRowsArgs args{.M = 2000, .N = 776, .K = 528};
+  const auto first = p.run(args);
+  for (int i = 0; i < 10; ++i) ASSERT_EQ(p.run(args), first);
+}
+
+TEST(GpuGroupedGemm, EmptySizes) {
+  OCTAVO_REQUIRE_HOPPER();
+  DeviceBuffer out(2 * 48), offs(4);
+  offs.zero();
+  EXPECT_EQ(
+      grouped_gemm_rows(
+          {.offs = offs.get<std::int32_t>(), .out = out.get<>(), .M = 6, .N = 8, .K = 0, .E = 1},
+          nullptr),
+      nullptr);
+  EXPECT_EQ(out.download<std::uint16_t>(), std::vector<std::uint16_t>(48, 0));
+  DeviceBuffer other(2 * 48);
+  EXPECT_EQ(
+      grouped_gemm_k(
+          {.offs = offs.get<std::int32_t>(), .out = other.get<>(), .N = 6, .K = 8, .Mt = 0, .E = 1},
+          nullptr),
+      nullptr);
+  EXPECT_EQ(other.download<std::uint16_t>(), std::vector<std::uint16_t>(48, 0));
+  EXPECT_EQ(grouped_gemm_rows({.M = 0, .N = 8, .K = 16, .E = 1}, nullptr), nullptr);
+  EXPECT_EQ(grouped_gemm_k({.N = 0, .K = 8, .Mt = 16, .E = 1}, nullptr), nullptr);
+}
+
+TEST(GpuGroupedGemm, SaysWhatItCannot) {
+  OCTAVO_REQUIRE_HOPPER();
+  const auto rows = [](GroupedGemmRowsArgs args) {
+    const char* wrong = grouped_gemm_rows(args, nullptr);
+    return std::string(wrong ? wrong : "");
+  };
+  const auto aligned = reinterpret_cast<std::uint8_t*>(4096);
+  EXPECT_NE(rows({.M = 8, .N = 8, .K = 24, .E = 1}).find("multiple of 16"), std::string::npos);
+  EXPECT_NE(rows({.M = 8, .N = 12, .K = 32, .E = 1}).find("multiple of 8"), std::string::npos);
+  EXPECT_NE(rows({.M = 8, .N = 8, .K = 32, .E = 513}).find("512 groups"), std::string::npos);
+  EXPECT_NE(rows({.a = aligned + 8, .M = 8, .N = 8, .K = 32, .E = 1}).find("aligned"),
+            std::string::npos);
+  const char* wrong = grouped_gemm_k({.N = 8, .K = 8, .Mt = 24, .E = 1}, nullptr);
+  EXPECT_NE(std::string(wrong ? wrong : "").find("multiple of 16"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace octavo::gpu::testing

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "octavo/nn/activation_checkpoint.h"
+#include "octavo/ops/linear_cross_entropy.h"
 
 namespace octavo::models {
 namespace {
@@ -79,8 +80,9 @@ LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config, const at::TensorOption
 
 torch::Tensor LlamaBlockImpl::forward(const torch::Tensor& x, const RopeTable& rope, KvCache* cache,
                                       std::int64_t layer) {
-  const at::Tensor h = x + self_attn(input_layernorm(x), rope, cache, layer);
-  return h + mlp(post_attention_layernorm(h));
+  const auto [h, y] = post_attention_layernorm->forward_residual(
+      self_attn(input_layernorm(x), rope, cache, layer), x);
+  return h + mlp(y);
 }
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config, const at::TensorOptions& tensor)
@@ -160,6 +162,9 @@ torch::Tensor LlamaImpl::forward_cached(const torch::Tensor& tokens, KvCache& ca
 torch::Tensor LlamaImpl::loss(const torch::Tensor& tokens, const torch::Tensor& targets) {
   TORCH_CHECK(targets.sizes() == tokens.sizes(), "targets are ", targets.sizes(),
               "; they must have the tokens' shape ", tokens.sizes());
+  if (!lm_head->recipe && !lm_head->bias.defined()) {
+    return linear_cross_entropy(model(tokens), lm_head->weight, targets);
+  }
   const at::Tensor logits_MV = forward(tokens).flatten(0, 1).to(at::kFloat);
   return at::cross_entropy_loss(logits_MV, targets.flatten());
 }

@@ -21,14 +21,7 @@ struct RopeTable {
 RopeTable make_rope_table(std::int64_t sequence, std::int64_t head_dim, double theta,
                           const at::Device& device);
 
-/// Rotary position embedding, Hugging Face's half-split convention: feature i is paired with
-/// feature i + P/2, and each pair is turned by its angle t * f_i.
-///
-///   y[i]       = x[i] cos - x[i + P/2] sin
-///   y[i + P/2] = x[i + P/2] cos + x[i] sin
-///
-/// x: (B, T, H, P) any floating dtype; table of T rows. y: as x, computed in fp32 for fp32, bf16
-/// and fp16, rounded once. Differentiable in x; keeps nothing but the table. Empty x gives empty y.
+/// x (B, T, H, P) turned by its positions' angles, differentiable: octavo::rope() (ops/rope.h).
 at::Tensor rotate(const at::Tensor& x, const RopeTable& table);
 
 }  // namespace octavo::models

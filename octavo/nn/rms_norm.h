@@ -5,6 +5,9 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <tuple>
+
+#include "octavo/ops/rms_norm.h"
 
 namespace octavo::nn {
 
@@ -14,14 +17,6 @@ struct RMSNormOptions {
   at::TensorOptions tensor = {};  ///< dtype and device of the weight
 };
 
-/// y = x / sqrt(mean(x^2 over the last dimension) + eps) * w, differentiable in x and w.
-///
-/// x: (..., D) any floating dtype; w: (D). y: (..., D) in x's dtype. Computed in fp32 (in fp64 for
-/// fp64 input) and rounded once at the end. Backward keeps x, w and one fp32 number per row.
-/// An empty x gives an empty y and zero dw. A NaN or Inf makes its own row NaN and no other.
-/// Errors: a last dimension that is not w's size.
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& w, double eps);
-
 /// Llama's normalisation; the weight starts at one and is called "weight".
 class RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
  public:
@@ -30,6 +25,9 @@ class RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
   void pretty_print(std::ostream& stream) const override;
 
   torch::Tensor forward(const torch::Tensor& x);  // (..., D) -> (..., D)
+  /// h = x + residual and its normalisation, in one pass on a GPU (ops/rms_norm.h).
+  std::tuple<torch::Tensor, torch::Tensor> forward_residual(const torch::Tensor& x,
+                                                            const torch::Tensor& residual);
 
   RMSNormOptions options;
   torch::Tensor weight;  // (D)

@@ -87,4 +87,35 @@ TORCH_LIBRARY(octavo, m) {
       "scaled_grouped_mm(Tensor a, Tensor a_scale, str a_granularity, Tensor b, Tensor b_scale, "
       "str b_granularity, Tensor ends, *, ScalarType out_dtype=bfloat16, "
       "bool fast_accumulation=False, str backend=\"auto\") -> Tensor");
+
+  // y = x / sqrt(mean(x^2) + eps) * w over the last dimension, differentiable (ops/rms_norm.h).
+  m.def("rms_norm(Tensor x, Tensor w, float eps) -> Tensor");
+
+  // h = x + residual and y = rms_norm(h, w, eps), in one pass; differentiable.
+  m.def("add_rms_norm(Tensor x, Tensor residual, Tensor w, float eps) -> (Tensor h, Tensor y)");
+
+  // Both, with what backward needs: rstd (...), one number a row; h is empty (0) without a
+  // residual.
+  m.def(
+      "rms_norm_forward(Tensor x, Tensor? residual, Tensor w, float eps) "
+      "-> (Tensor h, Tensor y, Tensor rstd)");
+
+  // dx, which is the gradient of x and of the residual, and dw; empty (0) where not needed. dh: the
+  // gradient that reaches h past the normalisation.
+  m.def(
+      "rms_norm_backward(Tensor dy, Tensor? dh, Tensor h, Tensor w, Tensor rstd, bool need_dx, "
+      "bool need_dw) -> (Tensor dx, Tensor dw)");
+
+  // x (B, T, H, P) turned by its positions' angles, differentiable (ops/rope.h).
+  m.def("rope(Tensor x, Tensor cosine, Tensor sine, bool inverse=False) -> Tensor");
+
+  // The mean cross-entropy of x . w^T in nats, differentiable (ops/linear_cross_entropy.h).
+  m.def(
+      "linear_cross_entropy(Tensor x, Tensor w, Tensor targets, int chunk_bytes=1073741824) "
+      "-> Tensor");
+
+  // The same with its gradients in x and w; empty (0) where not needed. GPUs only.
+  m.def(
+      "linear_cross_entropy_forward(Tensor x, Tensor w, Tensor targets, int chunk_bytes, "
+      "bool need_dx, bool need_dw) -> (Tensor loss, Tensor dx, Tensor dw)");
 }

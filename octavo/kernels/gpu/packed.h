@@ -84,6 +84,27 @@ struct Vec8 {
   }
 };
 
+/// Eight values, each rounded once to T, to `address`, 16-byte aligned.
+template <DType T>
+OCTAVO_DEVICE void store8(void* address, const float (&v)[8]) {
+  if constexpr (T == DType::kFP32) {
+    auto* out = static_cast<Words4*>(address);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      out[i] = {internal::bits_of(v[4 * i]), internal::bits_of(v[4 * i + 1]),
+                internal::bits_of(v[4 * i + 2]), internal::bits_of(v[4 * i + 3])};
+    }
+  } else {
+    std::uint32_t word[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      word[i] =
+          T == DType::kBF16 ? to_bf16x2(v[2 * i], v[2 * i + 1]) : to_fp16x2(v[2 * i], v[2 * i + 1]);
+    }
+    *static_cast<Words4*>(address) = {word[0], word[1], word[2], word[3]};
+  }
+}
+
 /// Two rows' merged words to one word with a lane for each row (16-bit types), or the first (fp32).
 template <DType T>
 OCTAVO_DEVICE std::uint32_t merge_pair(const std::uint32_t (&rows)[2]) {

@@ -174,6 +174,30 @@ OCTAVO_DEVICE float half_to_float(std::uint16_t bits) {
 #endif
 }
 
+/// Two fp32 values rounded to nearest even, as the two halves of a word, `low` in the lower one.
+OCTAVO_DEVICE std::uint32_t to_bf16x2(float low, float high) {
+#if OCTAVO_GPU_HIP
+  typedef __bf16 bf16x2 __attribute__((ext_vector_type(2)));
+  return __builtin_bit_cast(std::uint32_t,
+                            bf16x2{static_cast<__bf16>(low), static_cast<__bf16>(high)});
+#else
+  std::uint32_t word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+#endif
+}
+OCTAVO_DEVICE std::uint32_t to_fp16x2(float low, float high) {
+#if OCTAVO_GPU_HIP
+  typedef _Float16 fp16x2 __attribute__((ext_vector_type(2)));
+  return __builtin_bit_cast(std::uint32_t,
+                            fp16x2{static_cast<_Float16>(low), static_cast<_Float16>(high)});
+#else
+  std::uint32_t word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+#endif
+}
+
 /// a / b rounded to nearest, whatever the compiler's flags.
 OCTAVO_DEVICE float divide_rn(float a, float b) {
 #if OCTAVO_GPU_HIP

@@ -1,0 +1,90 @@
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include "octavo/kernels/gpu/rms_norm.h"
+#include "octavo/ops/gpu_arguments.h"
+#include "octavo/ops/rms_norm_ops.h"
+#include "octavo/quantize/allocate.h"
+
+namespace octavo::ops {
+namespace {
+
+bool takes_rms_norm(const at::Tensor& x, const at::Tensor& w) {
+  return is_gpu_dtype(x.scalar_type()) && is_gpu_dtype(w.scalar_type()) &&
+         gpu::fits_rms_norm(w.size(0));
+}
+
+const void* data_of(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr() : nullptr;
+}
+
+RmsNormResult rms_norm_forward_cuda(const at::Tensor& x, const std::optional<at::Tensor>& residual,
+                                    const at::Tensor& w, double eps) {
+  check_rms_norm(x, residual, w);
+  if (!takes_rms_norm(x, w)) return rms_norm_composite(x, residual, w, eps);
+  const c10::cuda::CUDAGuard guard(x.device());
+  const at::Tensor x_dense = aligned(x), w_dense = aligned(w);
+  const at::Tensor residual_dense = residual ? aligned(*residual) : at::Tensor();
+  const at::Tensor h = residual ? empty_on(x.device(), x.sizes(), x.scalar_type())
+                                : empty_on(x.device(), {0}, x.scalar_type());
+  const at::Tensor y = empty_on(x.device(), x.sizes(), x.scalar_type());
+  const at::Tensor rstd = empty_on(x.device(), x.sizes().slice(0, x.dim() - 1), at::kFloat);
+  gpu::rms_norm({.x = x_dense.const_data_ptr(),
+                 .residual = data_of(residual_dense),
+                 .w = w_dense.const_data_ptr(),
+                 .dtype = gpu_dtype(x),
+                 .w_dtype = gpu_dtype(w),
+                 .rows = rstd.numel(),
+                 .columns = w.size(0),
+                 .eps = static_cast<float>(eps),
+                 .h = residual ? h.data_ptr() : nullptr,
+                 .y = y.data_ptr(),
+                 .rstd = rstd.mutable_data_ptr<float>()},
+                c10::cuda::getCurrentCUDAStream(x.device().index()).stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return {h, y, rstd};
+}
+
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& dy,
+                                                          const std::optional<at::Tensor>& dh,
+                                                          const at::Tensor& h, const at::Tensor& w,
+                                                          const at::Tensor& rstd, bool need_dx,
+                                                          bool need_dw) {
+  if (!takes_rms_norm(h, w) || dy.scalar_type() != h.scalar_type() ||
+      (dh && dh->scalar_type() != h.scalar_type())) {
+    return rms_norm_backward_composite(dy, dh, h, w, rstd, need_dx, need_dw);
+  }
+  const c10::cuda::CUDAGuard guard(h.device());
+  const at::Tensor dy_dense = aligned(dy), h_dense = aligned(h), w_dense = aligned(w);
+  const at::Tensor dh_dense = dh ? aligned(*dh) : at::Tensor();
+  const std::int64_t columns = w.size(0);
+  const at::Tensor dx = empty_on(h.device(), h.sizes(), h.scalar_type());
+  const at::Tensor partial = empty_on(h.device(), {gpu::kRmsNormBlocks, columns}, at::kFloat);
+  const at::Tensor dw = empty_on(h.device(), {columns}, w.scalar_type());
+  gpu::rms_norm_backward({.dy = dy_dense.const_data_ptr(),
+                          .dh = data_of(dh_dense),
+                          .h = h_dense.const_data_ptr(),
+                          .w = w_dense.const_data_ptr(),
+                          .rstd = rstd.const_data_ptr<float>(),
+                          .dtype = gpu_dtype(h),
+                          .w_dtype = gpu_dtype(w),
+                          .rows = rstd.numel(),
+                          .columns = columns,
+                          .dx = dx.data_ptr(),
+                          .partial = partial.mutable_data_ptr<float>(),
+                          .dw = dw.data_ptr()},
+                         c10::cuda::getCurrentCUDAStream(h.device().index()).stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return {dx, dw};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(octavo, CUDA, m) {
+  m.impl("rms_norm_forward", &rms_norm_forward_cuda);
+  m.impl("rms_norm_backward", &rms_norm_backward_cuda);
+}
+
+}  // namespace octavo::ops

@@ -1,0 +1,90 @@
+#include "octavo/ops/rope.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "octavo/ops/below.h"
+
+namespace octavo::ops {
+namespace {
+
+at::Tensor call_rope(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
+                     bool inverse) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("octavo::rope", "")
+                             .typed<decltype(call_rope)>();
+  return op.call(x, cosine, sine, inverse);
+}
+
+at::Tensor rope_meta(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine, bool) {
+  check_rope(x, cosine, sine);
+  return at::empty_symint(x.sym_sizes(), x.options());
+}
+
+// A rotation's inverse is its transpose, so its gradient is the rotation back.
+class Rope : public torch::autograd::Function<Rope> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& cosine, const at::Tensor& sine, bool inverse) {
+    context->save_for_backward({cosine, sine});
+    context->saved_data["inverse"] = inverse;
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return call_rope(x, cosine, sine, inverse);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto table = context->get_saved_variables();
+    return {rope(gradients[0], table[0], table[1], !context->saved_data["inverse"].toBool()),
+            at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+at::Tensor rope_autograd(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
+                         bool inverse) {
+  refuse_tangents("rope", {x, cosine, sine});
+  return Rope::apply(x, cosine, sine, inverse);
+}
+
+}  // namespace
+
+void check_rope(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine) {
+  TORCH_CHECK(x.dim() == 4 && cosine.dim() == 3 && x.sym_size(1) == cosine.sym_size(0) &&
+                  x.sym_size(3) == cosine.sym_size(2),
+              "rope: x is ", x.sym_sizes(), " and the table ", cosine.sym_sizes(),
+              "; x must be (B, T, H, P) with the table's T rows and P features");
+  TORCH_CHECK(sine.sym_sizes() == cosine.sym_sizes(), "rope: sine is ", sine.sym_sizes(),
+              " and cosine ", cosine.sym_sizes(), "; they are the two halves of one table");
+  check_one_device("rope", {x, cosine, sine});
+}
+
+// One read of x for each half of the table's work and no concatenation: autograd's own chain
+// through chunk, neg and cat costs about twice as much.
+at::Tensor rope_composite(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
+                          bool inverse) {
+  check_rope(x, cosine, sine);
+  const std::int64_t half = x.size(-1) / 2;
+  const double sign = inverse ? -1.0 : 1.0;
+  at::Tensor y = x * cosine;
+  y.narrow(-1, 0, half).addcmul_(x.narrow(-1, half, half), sine.narrow(-1, 0, half), sign);
+  y.narrow(-1, half, half).addcmul_(x.narrow(-1, 0, half), sine.narrow(-1, half, half), sign);
+  return y.to(x.scalar_type());
+}
+
+TORCH_LIBRARY_IMPL(octavo, CPU, m) { m.impl("rope", &rope_composite); }
+TORCH_LIBRARY_IMPL(octavo, Meta, m) { m.impl("rope", &rope_meta); }
+TORCH_LIBRARY_IMPL(octavo, Autograd, m) { m.impl("rope", &rope_autograd); }
+
+}  // namespace octavo::ops
+
+namespace octavo {
+
+at::Tensor rope(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
+                bool inverse) {
+  return ops::call_rope(x, cosine, sine, inverse);
+}
+
+}  // namespace octavo

@@ -12,21 +12,21 @@ enum class Backend : std::uint8_t {
   kAuto,       ///< the device's own choice, native_product()
   kReference,  ///< the CPU's: decode to fp32 and multiply
   kCublasLt,
-  kCutlass,
+  kOctavo,    ///< kernels of our own
   kAten,      ///< at::_scaled_mm, at::_scaled_grouped_mm
   kEmulated,  ///< the same bytes and scales, decoded and multiplied in bf16 or fp32
 };
 
-/// "auto", "reference", "cublaslt", "cutlass", "aten" or "emulated".
+/// "auto", "reference", "cublaslt", "octavo", "aten" or "emulated".
 constexpr std::string_view name(Backend backend) {
-  constexpr std::string_view names[] = {"auto",    "reference", "cublaslt",
-                                        "cutlass", "aten",      "emulated"};
+  constexpr std::string_view names[] = {"auto",   "reference", "cublaslt",
+                                        "octavo", "aten",      "emulated"};
   return names[static_cast<int>(backend)];
 }
 
 /// True where the product runs on FP8 tensor cores.
 constexpr bool is_native(Backend backend) {
-  return backend == Backend::kCublasLt || backend == Backend::kCutlass || backend == Backend::kAten;
+  return backend == Backend::kCublasLt || backend == Backend::kOctavo || backend == Backend::kAten;
 }
 
 /// Scalings that need unlike products; the granularities of quantize/ fall into these.
@@ -102,8 +102,9 @@ constexpr NativeProduct native_grouped_product(const Architecture& architecture,
   if (architecture.vendor == Vendor::kCPU) return {Backend::kReference};
   if (!architecture.fp8_hardware || flavour != architecture.flavour) return {Backend::kEmulated};
   const std::string_view name = architecture.name;
-  const bool aten_rowwise = name == "sm_90" || name == "sm_100" || name == "gfx942";
-  if (family == ScalingFamily::kRowwise && aten_rowwise) return {Backend::kAten};
+  if (family != ScalingFamily::kRowwise) return {Backend::kEmulated};
+  if (name == "sm_90") return {Backend::kOctavo};
+  if (name == "sm_100" || name == "gfx942") return {Backend::kAten};
   return {Backend::kEmulated};
 }
 

@@ -30,14 +30,28 @@ at::Tensor grouped_mm_k_emulated(const ScaledTensor& a, const ScaledTensor& b,
                                  const at::Tensor& offs_transposed,
                                  const GroupedMatmulOptions& options);
 
-/// at::_scaled_grouped_mm: FP8 tensor cores, rowwise scales (tensor scales of weights repeated),
-/// bf16 output, other types converted from it. N and K that are no multiple of 16 are padded with
-/// zeros in copies of the operands.
-at::Tensor grouped_mm_aten(const ScaledTensor& a, const ScaledTensor& b, const at::Tensor& offs,
-                           const GroupedMatmulOptions& options);
-at::Tensor grouped_mm_k_aten(const ScaledTensor& a, const ScaledTensor& b,
-                             const at::Tensor& offs_transposed,
-                             const GroupedMatmulOptions& options);
+/// FP8 tensor cores, rowwise scales (tensor scales of weights repeated), bf16 output, other types
+/// converted from it. `backend` is kOctavo (our kernels, e4m3fn on SM90) or kAten
+/// (at::_scaled_grouped_mm). N and K that are no multiple of 16 are padded with zeros in copies of
+/// the operands.
+at::Tensor grouped_mm_native(const ScaledTensor& a, const ScaledTensor& b, const at::Tensor& offs,
+                             const GroupedMatmulOptions& options, Backend backend);
+at::Tensor grouped_mm_k_native(const ScaledTensor& a, const ScaledTensor& b,
+                               const at::Tensor& offs_transposed,
+                               const GroupedMatmulOptions& options, Backend backend);
+
+/// Padded operands on their way to a kernel: a (M, K) and b (E, N, K) with scales of M and (E, N),
+/// or a (N, Mt) and b (K, Mt) with scales (E, N) and (E, K).
+struct NativeOperands {
+  at::Tensor a, b, a_scale, b_scale, offs;
+  bool fast_accumulation = false;
+};
+
+#if OCTAVO_WITH_CUDA
+/// kernels/gpu/grouped_gemm.h on the current stream; bf16 results.
+at::Tensor grouped_gemm_rows_cuda(const NativeOperands& in);
+at::Tensor grouped_gemm_k_cuda(const NativeOperands& in);
+#endif
 
 /// Zeros the rows of out (M, N) past the last offset, and the groups of out (E, N, K) without
 /// columns. In place; on GPUs without a host synchronisation.

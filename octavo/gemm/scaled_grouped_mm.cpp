@@ -65,16 +65,26 @@ void check_alignment(const at::Tensor& offs_transposed, const Granularity& granu
   }
 }
 
-Backend backend_of(const ScaledTensor& a, const ScaledTensor& b,
+constexpr std::int64_t kMostGroups = 512;  // of our own kernels
+
+Backend backend_of(const ScaledTensor& a, const ScaledTensor& b, std::int64_t experts,
                    const GroupedMatmulOptions& options) {
   // What at::_grouped_mm emulates runs on the CPU too.
   if (a.data.is_cpu() && options.backend == Backend::kEmulated) return Backend::kEmulated;
-  return choose_backend(a, b, options.backend, &native_grouped_product);
+  const Backend backend = choose_backend(a, b, options.backend, &native_grouped_product);
+  const bool own_can =
+      a.format() == Format::kE4M3FN && b.format() == Format::kE4M3FN && experts <= kMostGroups;
+  if (backend != Backend::kOctavo || own_can) return backend;
+  TORCH_CHECK(options.backend == Backend::kAuto,
+              "backend: octavo multiplies e4m3fn operands of up ", "to ", kMostGroups,
+              " groups, got ", name(a.format()), ", ", name(b.format()), " and ", experts,
+              " groups; auto emulates them");
+  return Backend::kEmulated;
 }
 
 [[noreturn]] void no_such_backend(Backend backend) {
   TORCH_CHECK(false, "backend: ", name(backend),
-              " has no grouped products; use auto, aten or emulated");
+              " has no grouped products; use auto, octavo, aten or emulated");
 }
 
 // GPUs: what bad offsets become, [previous end, rows] each. The CPU's were checked.
@@ -95,18 +105,19 @@ at::Tensor scaled_grouped_mm(const ScaledTensor& a, const ScaledTensor& b, const
                  "rowwise with rowwise or tensorwise, 1x128 with 128x128, or mx1x32 with mx1x32");
   check_out_dtype(options.out_dtype);
   check_offsets("offs", offs, b.data.size(0), a.rows(), a.data.device());
-  const Backend backend = backend_of(a, b, options);
+  const Backend backend = backend_of(a, b, b.data.size(0), options);
   if (a.rows() == 0 || b.rows() == 0 || a.columns() == 0) {
     return at::zeros({a.rows(), b.rows()}, a.data.options().dtype(options.out_dtype));
   }
-  const at::Tensor ends = clamped(offs, a.rows());
   switch (backend) {
     case Backend::kReference:
-      return grouped_mm_reference(a, b, ends, options);
+      return grouped_mm_reference(a, b, offs, options);
     case Backend::kEmulated:
-      return grouped_mm_emulated(a, b, ends, options);
+      return grouped_mm_emulated(a, b, clamped(offs, a.rows()), options);
     case Backend::kAten:
-      return grouped_mm_aten(a, b, ends, options);
+      return grouped_mm_native(a, b, clamped(offs, a.rows()), options, backend);
+    case Backend::kOctavo:
+      return grouped_mm_native(a, b, offs, options, backend);
     default:
       no_such_backend(backend);
   }
@@ -126,18 +137,20 @@ at::Tensor scaled_grouped_mm_k(const ScaledTensor& a, const ScaledTensor& b,
   check_out_dtype(options.out_dtype);
   check_offsets("offs_transposed", offs_transposed, experts, a.columns(), a.data.device());
   check_alignment(offs_transposed, a.granularity);
-  const Backend backend = backend_of(a, b, options);
+  const Backend backend = backend_of(a, b, experts, options);
   if (a.rows() == 0 || b.rows() == 0 || a.columns() == 0) {
     return at::zeros({experts, a.rows(), b.rows()}, a.data.options().dtype(options.out_dtype));
   }
-  const at::Tensor ends = clamped(offs_transposed, a.columns());
+  const at::Tensor& ends = offs_transposed;
   switch (backend) {
     case Backend::kReference:
       return grouped_mm_k_reference(a, b, ends, options);
     case Backend::kEmulated:
-      return grouped_mm_k_emulated(a, b, ends, options);
+      return grouped_mm_k_emulated(a, b, clamped(ends, a.columns()), options);
     case Backend::kAten:
-      return grouped_mm_k_aten(a, b, ends, options);
+      return grouped_mm_k_native(a, b, clamped(ends, a.columns()), options, backend);
+    case Backend::kOctavo:
+      return grouped_mm_k_native(a, b, ends, options, backend);
     default:
       no_such_backend(backend);
   }

@@ -66,7 +66,7 @@ Backend parse_backend(const char* argument, std::string_view word) {
                        {{"auto", Backend::kAuto},
                         {"reference", Backend::kReference},
                         {"cublaslt", Backend::kCublasLt},
-                        {"cutlass", Backend::kCutlass},
+                        {"octavo", Backend::kOctavo},
                         {"aten", Backend::kAten},
                         {"emulated", Backend::kEmulated}});
 }

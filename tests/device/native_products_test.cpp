@@ -64,9 +64,27 @@ TEST(NativeProducts, WhatIsNotInTheTableIsEmulated) {
   }
 }
 
+TEST(NativeProducts, GroupedProducts) {
+  const auto grouped = [](const char* device, ScalingFamily family, Flavour flavour) {
+    return native_grouped_product(parse_architecture(device), family, flavour).backend;
+  };
+  EXPECT_EQ(grouped("sm_90", ScalingFamily::kRowwise, Flavour::kOCP), Backend::kOctavo);
+  EXPECT_EQ(grouped("sm_100", ScalingFamily::kRowwise, Flavour::kOCP), Backend::kAten);
+  EXPECT_EQ(grouped("gfx942", ScalingFamily::kRowwise, Flavour::kFNUZ), Backend::kAten);
+  EXPECT_EQ(grouped("gfx942", ScalingFamily::kRowwise, Flavour::kOCP), Backend::kEmulated);
+  EXPECT_EQ(grouped("sm_90", ScalingFamily::kRowwise, Flavour::kFNUZ), Backend::kEmulated);
+  EXPECT_EQ(grouped("sm_89", ScalingFamily::kRowwise, Flavour::kOCP), Backend::kEmulated);
+  for (const ScalingFamily family : {ScalingFamily::kBlockwise, ScalingFamily::kMx}) {
+    EXPECT_EQ(grouped("sm_90", family, Flavour::kOCP), Backend::kEmulated);
+  }
+  for (const ScalingFamily family : kAllScalingFamilies) {
+    EXPECT_EQ(grouped("cpu", family, Flavour::kOCP), Backend::kReference);
+  }
+}
+
 TEST(NativeProducts, NativeMeansTensorCores) {
   EXPECT_TRUE(is_native(Backend::kCublasLt));
-  EXPECT_TRUE(is_native(Backend::kCutlass));
+  EXPECT_TRUE(is_native(Backend::kOctavo));
   EXPECT_TRUE(is_native(Backend::kAten));
   EXPECT_FALSE(is_native(Backend::kReference));
   EXPECT_FALSE(is_native(Backend::kEmulated));

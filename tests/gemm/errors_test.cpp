@@ -211,7 +211,7 @@ TEST(ScaledMmErrors, Devices) {
 
 TEST(ScaledMmErrors, BackendThatIsNotOnTheCpu) {
   for (Backend backend :
-       {Backend::kCublasLt, Backend::kCutlass, Backend::kAten, Backend::kEmulated}) {
+       {Backend::kCublasLt, Backend::kOctavo, Backend::kAten, Backend::kEmulated}) {
     expect_error([=] { scaled_mm(operand(kRow), operand(kRow), {.backend = backend}); },
                  {"backend: expected auto or reference on the CPU, got",
                   "the reference backend is the one that runs on the CPU"});

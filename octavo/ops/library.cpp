@@ -118,4 +118,18 @@ TORCH_LIBRARY(octavo, m) {
   m.def(
       "linear_cross_entropy_forward(Tensor x, Tensor w, Tensor targets, int chunk_bytes, "
       "bool need_dx, bool need_dw) -> (Tensor loss, Tensor dx, Tensor dw)");
+
+  // silu(gate) * up, in fp32 inside (ops/swiglu.h). Without up, gate (..., 2F) holds both; then dup
+  // is empty (0) and dgate (..., 2F).
+  m.def("swiglu(Tensor gate, Tensor? up=None) -> Tensor");
+  m.def("swiglu_backward(Tensor dh, Tensor gate, Tensor? up) -> (Tensor dgate, Tensor dup)");
+
+  // Tokens to their experts' rows and back (ops/permute.h); choice (M k) and row (M, k) are int64,
+  // weights (M, k) fp32.
+  m.def("permute(Tensor x, Tensor choice, Tensor row) -> Tensor");
+  m.def("unpermute(Tensor x, Tensor choice, Tensor row, Tensor? weights=None) -> Tensor");
+  // dx (M k, D); dweights (M, k), wanted where x is given, otherwise empty (0).
+  m.def(
+      "unpermute_backward(Tensor dy, Tensor? x, Tensor choice, Tensor row, Tensor? weights) "
+      "-> (Tensor dx, Tensor dweights)");
 }

@@ -1,0 +1,31 @@
+#include "octavo/ops/swiglu_device.h"
+
+#include <ATen/Functions.h>
+
+namespace octavo::ops {
+namespace {
+
+at::Tensor as_float(const at::Tensor& x) { return x.to(at::kFloat); }
+
+}  // namespace
+
+// The CPU's by LibTorch's vectorised operations, in fp32; a GPU's where there are no kernels of
+// ours too.
+void swiglu_rows(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& h) {
+#if OCTAVO_WITH_CUDA
+  if (gate.is_cuda()) return swiglu_rows_cuda(gate, up, h);
+#endif
+  h.copy_(at::silu(as_float(gate)).mul_(up));
+}
+
+void swiglu_backward_rows(const at::Tensor& dh, const at::Tensor& gate, const at::Tensor& up,
+                          const at::Tensor& dgate, const at::Tensor& dup) {
+#if OCTAVO_WITH_CUDA
+  if (gate.is_cuda()) return swiglu_backward_rows_cuda(dh, gate, up, dgate, dup);
+#endif
+  const at::Tensor gate32 = as_float(gate), dh32 = as_float(dh);
+  dup.copy_(at::silu(gate32).mul_(dh32));
+  dgate.copy_(at::silu_backward(dh32.mul(up), gate32));
+}
+
+}  // namespace octavo::ops

@@ -97,8 +97,10 @@ void bench(std::int64_t M, std::int64_t K, int repetitions,
   report("rows: rowwise, one pass", 3, [&](int i) {
     quantize_row({in(i), q, row_scale}, nullptr);
   });
-  const CastLayout by_row{q, row, true, row_scale}, by_column{qt, column, true, column_scale};
-  const CastLayout whole{q, tensor, false, row_scale}, whole_t{qt, tensor, false, column_scale};
+  const CastLayout by_row{q, row, CastScales::kLines, row_scale},
+      by_column{qt, column, CastScales::kLines, column_scale};
+  const CastLayout whole{q, tensor, CastScales::kTensor, row_scale},
+      whole_t{qt, tensor, CastScales::kTensor, column_scale};
   report("rows: cast, tensor scale", 3, [&](int i) { cast({.x = in(i), .rows = whole}, nullptr); });
   report("transposed: cast, column scales", 3,
          [&](int i) { cast({.x = in(i), .transposed = by_column}, nullptr); });

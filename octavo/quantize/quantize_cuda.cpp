@@ -33,14 +33,11 @@ struct Wanted {
 };
 
 Family family_of(const Wanted& layout) {
-  const Granularity& granularity = layout.spec->granularity;
-  if (granularity.mx) return Family::kMx;
-  if (layout.is(Granularity::tensorwise()) || layout.is(Granularity::rowwise()))
-    return Family::kCast;
-  TORCH_CHECK(layout.is(Granularity::block_1x128()) || layout.is(Granularity::block_128x128()),
-              "spec: expected granularity tensorwise, rowwise, 1x128, 128x128 or mx1x32 on a GPU, "
-              "got ",
-              to_string(granularity), "; the CPU has all of them: x.cpu()");
+  if (layout.spec->granularity.mx) return Family::kMx;
+  for (const Granularity& spans :
+       {Granularity::tensorwise(), Granularity::rowwise(), Granularity::colwise()}) {
+    if (layout.is(spans)) return Family::kCast;
+  }
   return Family::kBlock;
 }
 
@@ -50,7 +47,8 @@ bool alike(const Wanted& a, const Wanted& b) {
   if (family != family_of(b) || a.spec->format != b.spec->format) return false;
   if (family == Family::kMx) return a.spec->mx_rounding == b.spec->mx_rounding;
   if (a.spec->scale_rounding != b.spec->scale_rounding) return false;
-  return family == Family::kCast || a.spec->granularity == b.spec->granularity;
+  return family == Family::kCast ||
+         a.is(Granularity::block_128x128()) == b.is(Granularity::block_128x128());
 }
 
 gpu::DType dtype_of(at::ScalarType dtype) {
@@ -91,7 +89,9 @@ void quantize_spans(const gpu::Matrix& x, const Wanted& rows, const Wanted& tran
                                      .transposed = resident_layout(transposed),
                                      .format = spec.format,
                                      .rounding = spec.scale_rounding};
-  if (gpu::fits_resident(resident)) {
+  const bool across = (rows && rows.is(Granularity::colwise())) ||
+                      (transposed && transposed.is(Granularity::colwise()));
+  if (!across && gpu::fits_resident(resident)) {
     const at::Tensor partial = empty_on(device, {gpu::resident_partials(x)}, at::kFloat);
     resident.partial = partial.mutable_data_ptr<float>();
     return gpu::quantize_resident(resident, stream);
@@ -99,8 +99,10 @@ void quantize_spans(const gpu::Matrix& x, const Wanted& rows, const Wanted& tran
   const auto wants = [](const Wanted& layout, const Granularity& granularity) {
     return layout && layout.is(granularity);
   };
-  const bool row = wants(rows, Granularity::rowwise());
-  const bool column = wants(transposed, Granularity::rowwise());
+  // A layout's scales run along it or, colwise, along the other axis of x.
+  const bool row = wants(rows, Granularity::rowwise()) || wants(transposed, Granularity::colwise());
+  const bool column =
+      wants(rows, Granularity::colwise()) || wants(transposed, Granularity::rowwise());
   const bool whole =
       wants(rows, Granularity::tensorwise()) || wants(transposed, Granularity::tensorwise());
   // [tensor | rows | columns]
@@ -115,14 +117,20 @@ void quantize_spans(const gpu::Matrix& x, const Wanted& rows, const Wanted& tran
              .row = row ? amaxes + row_at : nullptr,
              .column = column ? amaxes + column_at : nullptr},
             stream);
-  const auto layout = [&](const Wanted& wanted, std::int64_t at) -> gpu::CastLayout {
+  const auto layout = [&](const Wanted& wanted, std::int64_t own_at,
+                          std::int64_t other_at) -> gpu::CastLayout {
     if (!wanted) return {};
-    const bool per_row = wanted.is(Granularity::rowwise());
-    return {wanted.data(), amaxes + (per_row ? at : 0), per_row, wanted.scale()};
+    if (wanted.is(Granularity::tensorwise())) {
+      return {wanted.data(), amaxes, gpu::CastScales::kTensor, wanted.scale()};
+    }
+    if (wanted.is(Granularity::colwise())) {
+      return {wanted.data(), amaxes + other_at, gpu::CastScales::kAcross, wanted.scale()};
+    }
+    return {wanted.data(), amaxes + own_at, gpu::CastScales::kLines, wanted.scale()};
   };
   gpu::cast({.x = x,
-             .rows = layout(rows, row_at),
-             .transposed = layout(transposed, column_at),
+             .rows = layout(rows, row_at, column_at),
+             .transposed = layout(transposed, column_at, row_at),
              .format = spec.format,
              .rounding = spec.scale_rounding},
             stream);
@@ -133,8 +141,11 @@ void quantize_blocks(const gpu::Matrix& x, const Wanted& rows, const Wanted& tra
   const LayoutSpec& spec = rows ? *rows.spec : *transposed.spec;
   const auto layout = [](const Wanted& wanted) -> gpu::BlockLayout {
     if (!wanted) return {};
-    return {wanted.data(), wanted.scale(), wanted.out->scale.stride(0),
-            wanted.out->scale.stride(1)};
+    return {.data = wanted.data(),
+            .scale = wanted.scale(),
+            .scale_row_stride = wanted.out->scale.stride(0),
+            .scale_column_stride = wanted.out->scale.stride(1),
+            .across = wanted.is(Granularity::block_128x1())};
   };
   ++kernels::counters().quantize;
   gpu::quantize_block(

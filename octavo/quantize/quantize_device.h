@@ -10,8 +10,8 @@ namespace octavo {
 
 void quantize_cpu(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out);
 
-/// On the current stream of x's device, without a host synchronisation. Granularities of each
-/// layout: tensorwise, rowwise, 1x128, 128x128, mx1x32; an error names others.
+/// On the current stream of x's device, without a host synchronisation. colwise and 128x1, which no
+/// recipe asks for, go element by element.
 void quantize_cuda(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out);
 
 }  // namespace octavo

@@ -6,6 +6,8 @@
 namespace octavo::gpu::testing {
 namespace {
 
+CastScales scales_of(bool lines) { return lines ? CastScales::kLines : CastScales::kTensor; }
+
 // Runs cast() with the given amaxes and compares bytes and scales with octavo/formats.
 void expect_cast(const Operand& x, Format format, ScaleRounding rounding,
                  const std::vector<float>& row_amax, const std::vector<float>& column_amax,
@@ -34,9 +36,11 @@ void expect_cast(const Operand& x, Format format, ScaleRounding rounding,
   ra.upload(row_amax.data());
   ca.upload(column_amax.data());
   CastArgs args{.x = x.matrix(), .format = format, .rounding = rounding};
-  if (rows_wanted) args.rows = {q.get<std::uint8_t>(), ra.get<float>(), per_row, rs.get<float>()};
+  if (rows_wanted)
+    args.rows = {q.get<std::uint8_t>(), ra.get<float>(), scales_of(per_row), rs.get<float>()};
   if (transposed_wanted) {
-    args.transposed = {qt.get<std::uint8_t>(), ca.get<float>(), per_column, cs.get<float>()};
+    args.transposed = {qt.get<std::uint8_t>(), ca.get<float>(), scales_of(per_column),
+                       cs.get<float>()};
   }
   cast(args, nullptr);
   if (rows_wanted) {
@@ -112,8 +116,8 @@ TEST(GpuCast, EverySixteenBitPattern) {
         a.upload(&amax);
         const Matrix matrix{x.get(), dtype, 256, 256, 256, 1};
         cast({.x = matrix,
-              .rows = {q.get<std::uint8_t>(), a.get<float>(), false, nullptr},
-              .transposed = {qt.get<std::uint8_t>(), a.get<float>(), false, nullptr},
+              .rows = {q.get<std::uint8_t>(), a.get<float>(), CastScales::kTensor, nullptr},
+              .transposed = {qt.get<std::uint8_t>(), a.get<float>(), CastScales::kTensor, nullptr},
               .format = format},
              nullptr);
         const auto rows = q.download<std::uint8_t>(), transposed = qt.download<std::uint8_t>();
@@ -155,7 +159,7 @@ TEST(GpuCast, EveryMidpointInFp32) {
     const float amax = limits(format).max;
     a.upload(&amax);
     cast({.x = {x.get(), DType::kFP32, 128, 128, 128, 1},
-          .rows = {q.get<std::uint8_t>(), a.get<float>(), false, nullptr},
+          .rows = {q.get<std::uint8_t>(), a.get<float>(), CastScales::kTensor, nullptr},
           .format = format},
          nullptr);
     const auto bytes = q.download<std::uint8_t>();
@@ -170,56 +174,71 @@ TEST(GpuCast, EmptyOperandsHaveTheScalesOfZero) {
   DeviceBuffer amax(4 * 5), scale(4 * 5), data(16);
   amax.zero();
   cast({.x = {nullptr, DType::kBF16, 5, 0, 0, 1},
-        .rows = {data.get<std::uint8_t>(), amax.get<float>(), true, scale.get<float>()}},
+        .rows = {data.get<std::uint8_t>(), amax.get<float>(), CastScales::kLines,
+                 scale.get<float>()}},
        nullptr);
   const float expected = scale_of(inv_scale_of(0.0f, Format::kE4M3FN, ScaleRounding::kNone));
   expect_same(scale.download<float>(), std::vector<float>(5, expected), "scale");
 }
 
-// More elements than 2^31: the first and last rows and columns, against the CPU.
-TEST(GpuCast, MoreThanTwoToThe31Elements) {
+// Scales that run along the other axis of a layout, beside each kind of the other layout.
+TEST(GpuCast, ScalesAcrossALayout) {
   OCTAVO_REQUIRE_GPU();
-  const std::int64_t M = 65552, K = 40960;
-  std::size_t free = 0, total = 0;
-  ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
-  if (free < static_cast<std::size_t>(M * K) * 5) GTEST_SKIP() << "needs 13 GB of device memory";
-  const std::int64_t piece = 16 * 1024 * 1024 - 3;  // odd, so that rows differ
-  std::vector<std::uint16_t> random_bits(piece);
-  std::mt19937 random(3);
-  for (auto& b : random_bits) b = static_cast<std::uint16_t>((random() & 0x83FF) | 0x3C00);
-  DeviceBuffer x(2 * M * K), q(M * K), qt(M * K), amaxes(4 * (M + K));
-  for (std::int64_t at = 0; at < M * K; at += piece) {
-    const std::int64_t count = at + piece < M * K ? piece : M * K - at;
-    ASSERT_EQ(cudaMemcpy(x.get<std::uint16_t>() + at, random_bits.data(), 2 * count,
-                         cudaMemcpyHostToDevice),
-              cudaSuccess);
-  }
-  amaxes.zero();
-  const Matrix matrix{x.get(), DType::kBF16, M, K, K, 1};
-  float *row = amaxes.get<float>(), *column = row + M;
-  amax({matrix, nullptr, row, column}, nullptr);
-  cast({.x = matrix,
-        .rows = {q.get<std::uint8_t>(), row, true, nullptr},
-        .transposed = {qt.get<std::uint8_t>(), column, true, nullptr}},
-       nullptr);
-  const auto value = [&](std::int64_t m, std::int64_t k) {
-    return to_float(DType::kBF16, random_bits[(m * K + k) % piece]);
-  };
-  const auto expect_line = [&](const std::uint8_t* device, std::int64_t length, const auto& at) {
-    std::vector<std::uint8_t> bytes(length);
-    ASSERT_EQ(cudaMemcpy(bytes.data(), device, length, cudaMemcpyDeviceToHost), cudaSuccess);
-    float largest = 0.0f;
-    for (std::int64_t i = 0; i < length; ++i) largest = amax_of(largest, at(i));
-    const float inv = inv_scale_of(largest, Format::kE4M3FN, ScaleRounding::kNone);
-    for (std::int64_t i = 0; i < length; ++i) {
-      ASSERT_EQ(int{bytes[i]}, int{quantize_element(at(i), inv, Format::kE4M3FN)}) << i;
+  constexpr CastScales kAll[] = {CastScales::kTensor, CastScales::kLines, CastScales::kAcross};
+  for (const Size& size : {Size{144, 264}, Size{33, 127}}) {
+    const std::int64_t M = size.rows, K = size.columns;
+    const Operand x(DType::kBF16, M, K, View::kContiguous, Values::kAdversarial);
+    const std::vector<float> of_row = row_amaxes(x), of_column = column_amaxes(x), whole{3.0f};
+    DeviceBuffer row(4 * M), column(4 * K), tensor(4);
+    row.upload(of_row.data()), column.upload(of_column.data()), tensor.upload(whole.data());
+    for (CastScales rows : kAll) {
+      for (CastScales transposed : kAll) {
+        if (rows != CastScales::kAcross && transposed != CastScales::kAcross) continue;
+        SCOPED_TRACE(describe(DType::kBF16, size, View::kContiguous, Values::kAdversarial) + " " +
+                     std::to_string(static_cast<int>(rows)) + "/" +
+                     std::to_string(static_cast<int>(transposed)));
+        DeviceBuffer q(M * K), qt(M * K), s(4 * (M + K)), st(4 * (M + K));
+        const auto layout = [&](CastScales scales, bool by_row, DeviceBuffer& data,
+                                DeviceBuffer& scale) -> CastLayout {
+          const DeviceBuffer& amax = scales == CastScales::kTensor ? tensor : by_row ? row : column;
+          return {data.get<std::uint8_t>(), amax.get<float>(), scales, scale.get<float>()};
+        };
+        const bool rows_by_row = rows == CastScales::kLines;
+        const bool transposed_by_row = transposed == CastScales::kAcross;
+        cast({.x = x.matrix(),
+              .rows = layout(rows, rows_by_row, q, s),
+              .transposed = layout(transposed, transposed_by_row, qt, st)},
+             nullptr);
+        const auto expect_layout = [&](CastScales scales, bool by_row, bool turned,
+                                       const DeviceBuffer& data, const DeviceBuffer& scale) {
+          const std::vector<float>& amax = scales == CastScales::kTensor ? whole
+                                           : by_row                      ? of_row
+                                                                         : of_column;
+          const auto inv = [&](std::int64_t m, std::int64_t k) {
+            const std::int64_t i = scales == CastScales::kTensor ? 0 : by_row ? m : k;
+            return inv_scale_of(amax[i], Format::kE4M3FN, ScaleRounding::kNone);
+          };
+          std::vector<std::uint8_t> expected(M * K);
+          for (std::int64_t m = 0; m < M; ++m) {
+            for (std::int64_t k = 0; k < K; ++k) {
+              expected[turned ? k * M + m : m * K + k] =
+                  quantize_element(x.at(m, k), inv(m, k), Format::kE4M3FN);
+            }
+          }
+          expect_same(data.download<std::uint8_t>(), expected, turned ? M : K, "bytes");
+          std::vector<float> actual = scale.download<float>(), scales_expected;
+          actual.resize(amax.size());
+          for (float a : amax) {
+            scales_expected.push_back(
+                scale_of(inv_scale_of(a, Format::kE4M3FN, ScaleRounding::kNone)));
+          }
+          expect_same(actual, scales_expected, "scales");
+        };
+        expect_layout(rows, rows_by_row, false, q, s);
+        expect_layout(transposed, transposed_by_row, true, qt, st);
+        if (::testing::Test::HasFatalFailure()) return;
+      }
     }
-  };
-  for (std::int64_t m : {std::int64_t{0}, M / 2, M - 1}) {
-    expect_line(q.get<std::uint8_t>() + m * K, K, [&](std::int64_t k) { return value(m, k); });
-  }
-  for (std::int64_t k : {std::int64_t{0}, K / 2, K - 1}) {
-    expect_line(qt.get<std::uint8_t>() + k * M, M, [&](std::int64_t m) { return value(m, k); });
   }
 }
 

@@ -91,5 +91,43 @@ TEST(GpuQuantizeBlock, EqualsAScalarLoop) {
   });
 }
 
+// Blocks of 128x1 of a layout, whose scales lie (ceil(R/128), C), beside 1x128 or 128x1 of the
+// other.
+TEST(GpuQuantizeBlock, BlocksAcrossALayout) {
+  OCTAVO_REQUIRE_GPU();
+  for (const Size& size : {Size{1, 7}, Size{144, 264}, Size{300, 301}, Size{128, 128}}) {
+    const std::int64_t M = size.rows, K = size.columns, mb = (M + 127) / 128, kb = (K + 127) / 128;
+    for (Values values : {Values::kNormal, Values::kAdversarial}) {
+      const Operand x(DType::kBF16, M, K, View::kContiguous, values);
+      std::vector<float> by_row, by_column;
+      std::vector<std::uint8_t> row_bytes, column_bytes;
+      reference(x, 1, 128, Format::kE4M3FN, ScaleRounding::kNone, by_row, row_bytes);
+      reference(x, 128, 1, Format::kE4M3FN, ScaleRounding::kNone, by_column, column_bytes);
+      for (const auto& [rows_across, transposed_across] :
+           {std::pair{true, false}, {false, true}, {true, true}}) {
+        SCOPED_TRACE(describe(DType::kBF16, size, View::kContiguous, values) + " " +
+                     std::to_string(rows_across) + std::to_string(transposed_across));
+        DeviceBuffer q(M * K), qt(M * K);
+        DeviceBuffer rs(4 * (rows_across ? mb * K : M * kb));
+        DeviceBuffer cs(4 * (transposed_across ? kb * M : K * mb));
+        quantize_block({.x = x.matrix(),
+                        .rows = {q.get<std::uint8_t>(), rs.get<float>(), rows_across ? K : kb, 1, 0,
+                                 rows_across},
+                        .transposed = {qt.get<std::uint8_t>(), cs.get<float>(),
+                                       transposed_across ? M : mb, 1, 0, transposed_across}},
+                       nullptr);
+        expect_same(q.download<std::uint8_t>(), rows_across ? column_bytes : row_bytes, K, "rows");
+        expect_same(rs.download<float>(), rows_across ? by_column : by_row, "row scales");
+        expect_same(qt.download<std::uint8_t>(),
+                    transpose(transposed_across ? row_bytes : column_bytes, M, K), M, "transposed");
+        expect_same(cs.download<float>(),
+                    transposed_across ? transpose(by_row, M, kb) : transpose(by_column, mb, K),
+                    "column scales");
+        if (::testing::Test::HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace octavo::gpu::testing

@@ -11,13 +11,40 @@ namespace {
 // spreading reduction and one coalesced atomic per 32 x 256 elements.
 constexpr int kStrips = 4;  // strips of rows in a block, one for every 32 threads
 constexpr int kColumns = 256;
-constexpr int kBatch = 8;  // rows loaded before the first is used
+constexpr int kBatch = 8;       // rows loaded before the first is used
+constexpr int kTileRows = 128;  // of a GroupTile
 
 struct Shape {
   const char* data;
   std::int64_t rows, columns, row_bytes, column_bytes;
   std::uint32_t *tensor, *row, *column;
   int strip_rows;
+  // Groups: a table of tiles, or a batch of matrices of `rows` rows.
+  const GroupTile* tiles;
+  std::int64_t groups, group_bytes;
+  unsigned blocks_of_group, blocks_across;  // along M and K
+};
+
+// The rows a block of threads shares.
+struct Rows {
+  std::int64_t group, first, end;  // inside the group, with offsets over all groups
+  std::int64_t row_result;         // where the group's rows begin in Shape::row
+
+  OCTAVO_DEVICE Rows(const Shape& s, unsigned down) {
+    if (s.tiles) {
+      const GroupTile tile = s.tiles[down];
+      group = tile.group;
+      first = tile.row;
+      end = tile.group < s.groups ? first + tile.rows : first;
+      row_result = 0;
+      return;
+    }
+    const std::int64_t block_rows = kStrips * static_cast<std::int64_t>(s.strip_rows);
+    group = down / s.blocks_of_group;
+    first = down % s.blocks_of_group * block_rows;
+    end = first + block_rows < s.rows ? first + block_rows : s.rows;
+    row_result = group * s.rows;
+  }
 };
 
 template <DType T, bool Contiguous>
@@ -25,10 +52,13 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(32 * kStrips, (T == DType::kFP32 ? 3 : 4))
     amax_kernel(const Shape s) {
   using P = Packed<T>;
   const int lane = threadIdx.x % 32, strip = threadIdx.x / 32;
-  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kColumns + lane * 8;
-  const std::int64_t first =
-      (static_cast<std::int64_t>(blockIdx.y) * kStrips + strip) * s.strip_rows;
-  const std::int64_t end = first + s.strip_rows < s.rows ? first + s.strip_rows : s.rows;
+  const std::int64_t first_column =
+      static_cast<std::int64_t>(blockIdx.x % s.blocks_across) * kColumns;
+  const std::int64_t column = first_column + lane * 8;
+  const Rows rows(s, blockIdx.x / s.blocks_across);
+  if (rows.first >= rows.end) return;
+  const std::int64_t first = rows.first + static_cast<std::int64_t>(strip) * s.strip_rows;
+  const std::int64_t end = first + s.strip_rows < rows.end ? first + s.strip_rows : rows.end;
   const std::int64_t left = s.columns - column;
   const int count = left >= 8 ? 8 : left < 0 ? 0 : static_cast<int>(left);
 
@@ -36,7 +66,8 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(32 * kStrips, (T == DType::kFP32 ? 3 : 4))
   constexpr int kPerWord = P::kHalfWords ? 2 : 1;
   constexpr int kRowWords = 32 / kPerWord;
   std::uint32_t columns_max[P::kWords] = {};
-  const char* address = s.data + first * s.row_bytes + column * s.column_bytes;
+  const char* address =
+      s.data + rows.group * s.group_bytes + first * s.row_bytes + column * s.column_bytes;
   for (std::int64_t m = first; m < end; m += 32) {
     std::uint32_t rows_max[kRowWords];
 #pragma unroll
@@ -77,9 +108,10 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(32 * kStrips, (T == DType::kFP32 ? 3 : 4))
       const int half = P::kHalfWords ? lane >> 4 : 0;
       const std::int64_t r = m + first_word_after_spread<kRowWords, 0, 5>(lane) * kPerWord + half;
       if (r < end) {
-        atomic_max_relaxed(
-            s.row + r, half ? P::amax_bits(rows_max[0] >> 16)
-                            : P::amax_bits(P::kHalfWords ? rows_max[0] & 0xFFFFu : rows_max[0]));
+        atomic_max_relaxed(s.row + rows.row_result + r,
+                           half
+                               ? P::amax_bits(rows_max[0] >> 16)
+                               : P::amax_bits(P::kHalfWords ? rows_max[0] & 0xFFFFu : rows_max[0]));
       }
     }
   }
@@ -95,7 +127,7 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(32 * kStrips, (T == DType::kFP32 ? 3 : 4))
     if (threadIdx.x == 0) {
 #pragma unroll
       for (int i = 1; i < kStrips; ++i) all[0] = P::merge(all[0], strip_max[i]);
-      atomic_max_relaxed(s.tensor, P::amax_bits(all[0]));
+      atomic_max_relaxed(s.tensor + rows.group, P::amax_bits(all[0]));
     }
   }
   if (s.column) {
@@ -108,16 +140,17 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(32 * kStrips, (T == DType::kFP32 ? 3 : 4))
     }
     __syncthreads();
     const auto* words = reinterpret_cast<const std::uint32_t*>(shared);
+    std::uint32_t* const result = s.column + rows.group * s.columns;
     for (int w = threadIdx.x; w < kSharedWords; w += 32 * kStrips) {
       std::uint32_t all = 0;
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) all = P::merge(all, words[i * kSharedWords + w]);
-      const std::int64_t k = static_cast<std::int64_t>(blockIdx.x) * kColumns + w * kPerWord;
+      const std::int64_t k = first_column + w * kPerWord;
       if constexpr (P::kHalfWords) {
-        if (k < s.columns) atomic_max_relaxed(s.column + k, P::amax_bits(all & 0xFFFFu));
-        if (k + 1 < s.columns) atomic_max_relaxed(s.column + k + 1, P::amax_bits(all >> 16));
+        if (k < s.columns) atomic_max_relaxed(result + k, P::amax_bits(all & 0xFFFFu));
+        if (k + 1 < s.columns) atomic_max_relaxed(result + k + 1, P::amax_bits(all >> 16));
       } else {
-        if (k < s.columns) atomic_max_relaxed(s.column + k, all);
+        if (k < s.columns) atomic_max_relaxed(result + k, all);
       }
     }
   }
@@ -127,6 +160,7 @@ template <DType T>
 void launch(const AmaxArgs& args, NativeStream stream) {
   const Matrix& x = args.x;
   const int element = bytes_of(T);
+  const Groups& groups = args.groups;
   Shape s{static_cast<const char*>(x.data),
           x.rows,
           x.columns,
@@ -135,20 +169,27 @@ void launch(const AmaxArgs& args, NativeStream stream) {
           reinterpret_cast<std::uint32_t*>(args.tensor),
           reinterpret_cast<std::uint32_t*>(args.row),
           reinterpret_cast<std::uint32_t*>(args.column),
-          0};
-  // Strips of 32 to 256 rows: long ones save atomics, short ones fill the device.
-  const std::int64_t column_blocks = ceil_div(x.columns, kColumns);
-  const std::int64_t wanted_blocks = 16 * std::int64_t{multiprocessors()};
-  std::int64_t strip_rows = 256;
-  while (strip_rows > 32 &&
-         column_blocks * ceil_div(x.rows, strip_rows * kStrips) < wanted_blocks) {
-    strip_rows /= 2;
+          kTileRows / kStrips,
+          groups.tiles,
+          groups.count,
+          groups.stride * element,
+          1,
+          static_cast<unsigned>(ceil_div(x.columns, kColumns))};
+  std::int64_t row_blocks = groups.tile_count;
+  if (!groups.tiles) {
+    // Strips of 32 to 256 rows: long ones save atomics, short ones fill the device.
+    const std::int64_t wanted_blocks = 16 * std::int64_t{multiprocessors()};
+    const auto blocks = [&](std::int64_t strip_rows) {
+      return groups.count * ceil_div(x.rows, strip_rows * kStrips);
+    };
+    std::int64_t strip_rows = 256;
+    while (strip_rows > 32 && s.blocks_across * blocks(strip_rows) < wanted_blocks) strip_rows /= 2;
+    s.strip_rows = static_cast<int>(strip_rows);
+    s.blocks_of_group = static_cast<unsigned>(ceil_div(x.rows, strip_rows * kStrips));
+    row_blocks = blocks(strip_rows);
   }
-  while (ceil_div(x.rows, strip_rows * kStrips) > kMaxGridY) strip_rows *= 2;
-  s.strip_rows = static_cast<int>(strip_rows);
-  const dim3 grid(static_cast<unsigned>(column_blocks),
-                  static_cast<unsigned>(ceil_div(x.rows, strip_rows * kStrips)));
-  if (is_vector_readable(x)) {
+  const auto grid = static_cast<unsigned>(row_blocks * s.blocks_across);
+  if (is_vector_readable(x) && s.group_bytes % 16 == 0) {
     amax_kernel<T, true><<<grid, 32 * kStrips, 0, stream>>>(s);
   } else {
     amax_kernel<T, false><<<grid, 32 * kStrips, 0, stream>>>(s);
@@ -158,7 +199,7 @@ void launch(const AmaxArgs& args, NativeStream stream) {
 }  // namespace
 
 void amax(const AmaxArgs& args, Stream stream) {
-  if (args.x.rows == 0 || args.x.columns == 0) return;
+  if (args.x.rows == 0 || args.x.columns == 0 || args.groups.count == 0) return;
   if (!args.tensor && !args.row && !args.column) return;
   const auto native = static_cast<NativeStream>(stream);
   switch (args.x.dtype) {

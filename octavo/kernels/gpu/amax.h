@@ -1,5 +1,6 @@
 #pragma once
 
+#include "octavo/kernels/gpu/groups.h"
 #include "octavo/kernels/gpu/types.h"
 
 namespace octavo::gpu {
@@ -10,11 +11,15 @@ namespace octavo::gpu {
 /// column[k] over column k. Results are combined into what the buffers hold, so they must be zero
 /// (or an earlier amax to extend); zero_amax() clears them. Empty x leaves them alone: amax 0.
 /// Exact for every input type.
+///
+/// Groups (groups.h): tensor and column are results of each group: (groups), (groups, K). With
+/// offsets rows of no group are not read, and their results left alone.
 struct AmaxArgs {
   Matrix x = {};
   float* tensor = nullptr;  ///< (1)
   float* row = nullptr;     ///< (M)
   float* column = nullptr;  ///< (K)
+  Groups groups = {};
 };
 
 void amax(const AmaxArgs& args, Stream stream);

@@ -6,26 +6,26 @@
 namespace octavo::gpu {
 namespace {
 
-// What the rows of one layout are scaled by.
+// What one layout is scaled by.
 struct Scales {
   const float* amax;
   float* scale;
-  int stride;  // 1: one for every row of the layout, 0: one for the tensor
+  std::int64_t stride;  // 1: one for every line, 0: one for the tensor
+  std::int64_t group_stride;
 };
 
 struct Params {
   Source x;
   Sink rows, transposed;
-  Scales row, column;
+  Scales row, column;  // of the layouts
   Format format;
   ScaleRounding rounding;
 };
 
-// inv_scale of the layout's row `index`; whoever has `writes` also stores its scale.
-OCTAVO_DEVICE float inv_scale_at(const Scales& f, std::int64_t index, std::int64_t extent,
+// inv_scale of the group's line `index`; whoever has `writes` also stores its scale.
+OCTAVO_DEVICE float inv_scale_at(const Scales& f, std::int64_t group, std::int64_t index,
                                  bool writes, Format format, ScaleRounding rounding) {
-  if (!f.amax || index >= extent) return 0.0f;
-  const std::int64_t at = index * f.stride;
+  const std::int64_t at = group * f.group_stride + index * f.stride;
   const float inv_scale = inv_scale_on_device(f.amax[at], format, rounding);
   if (writes && f.scale && (f.stride == 1 || index == 0)) f.scale[at] = scale_on_device(inv_scale);
   return inv_scale;
@@ -34,68 +34,96 @@ OCTAVO_DEVICE float inv_scale_at(const Scales& f, std::int64_t index, std::int64
 template <DType T, class Encoder, Access A>
 __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T, A>()))
     cast_kernel(const Params p) {
+  if constexpr (!Encoder::exists()) return;
+  // inv_scale of the tile's rows and columns, whichever layout asks for them.
   __shared__ __align__(16) float row_inv_scales[kTile];
   __shared__ __align__(16) float column_inv_scales[kTile];
   const Encoder encoder(p.format);
   const TileThread at;
-  const TileOrigin tile(p.x);
-  const std::int64_t m = tile.m + at.row, k = tile.k + at.column;
+  const TilePlace tile(p.x);
+  const int t = threadIdx.x;
 
   ThreadTile<T> v;
-  load_tile<T, A>(v, p.x, m, k);
-  row_inv_scales[threadIdx.x] = inv_scale_at(p.row, tile.m + threadIdx.x, p.x.rows, tile.k == 0,
-                                             encoder.format(), p.rounding);
-  column_inv_scales[threadIdx.x] = inv_scale_at(p.column, tile.k + threadIdx.x, p.x.columns,
-                                                tile.m == 0, encoder.format(), p.rounding);
+  load_tile<T, A>(v, p.x, tile, at);
+  const auto scale_lines = [&](const Sink& out, const Scales& f, bool by_rows) {
+    if (!out.data) return;
+    float inv_scale = 0.0f;
+    if (by_rows) {
+      if (t < tile.rows) {
+        inv_scale =
+            inv_scale_at(f, tile.group, tile.m + t, tile.k == 0, encoder.format(), p.rounding);
+      }
+      row_inv_scales[t] = inv_scale;
+    } else {
+      if (tile.k + t < p.x.columns && tile.group < p.x.groups) {
+        inv_scale =
+            inv_scale_at(f, tile.group, tile.k + t, tile.first, encoder.format(), p.rounding);
+      }
+      column_inv_scales[t] = inv_scale;
+    }
+  };
+  scale_lines(p.rows, p.row, !p.rows.crossed);
+  scale_lines(p.transposed, p.column, p.transposed.crossed);
   __syncthreads();
-  if (!is_present<A>(p.x, m, k)) return;
-  convert_and_store<T, Encoder, A>(v, encoder, &row_inv_scales[at.row],
-                                   &column_inv_scales[at.column], p.rows, p.transposed, p.x, m, k);
+  convert_and_store<A>(v, encoder, &row_inv_scales[at.row], &column_inv_scales[at.column], p.rows,
+                       p.transposed, p.x, tile, at);
 }
 
-// With K or M zero there is no tile, but the layout's rows still have scales.
-__global__ void scales_of_zero(Scales f, std::int64_t count, Format format,
+// With K or M zero there is no tile, but the layout's lines still have scales.
+__global__ void scales_of_zero(float* scale, std::int64_t count, Format format,
                                ScaleRounding rounding) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < count) f.scale[i] = scale_on_device(inv_scale_on_device(0.0f, format, rounding));
+  if (i < count) scale[i] = scale_on_device(inv_scale_on_device(0.0f, format, rounding));
 }
 
-struct Launch {
-  const Params& p;
-  unsigned tiles;
-  NativeStream stream;
-
-  template <DType T, class Encoder, Access A>
-  void run() const {
-    cast_kernel<T, Encoder, A><<<tiles, kTileThreads, 0, stream>>>(p);
-  }
-};
+// `own` and `across`: how many lines and columns of the layout a group has.
+Scales scales_of(const CastLayout& layout, std::int64_t own, std::int64_t across) {
+  const std::int64_t lines = layout.scales == CastScales::kLines    ? own
+                             : layout.scales == CastScales::kAcross ? across
+                                                                    : 1;
+  return {layout.amax, layout.scale, layout.scales == CastScales::kTensor ? 0 : 1, lines};
+}
 
 }  // namespace
 
 void cast(const CastArgs& args, Stream stream) {
   const auto native = static_cast<NativeStream>(stream);
   const Matrix& x = args.x;
-  Params p{source_of(x),
-           {args.rows.data, x.columns},
-           {args.transposed.data, x.rows},
-           {args.rows.amax, args.rows.scale, args.rows.per_row},
-           {args.transposed.amax, args.transposed.scale, args.transposed.per_row},
+  const Groups& groups = args.groups;
+  // A layout that is scaled across takes the other's axis; a tensor's scale makes room for it.
+  const auto crosses = [](const CastLayout& layout, const CastLayout& other) {
+    return layout.scales == CastScales::kAcross ||
+           (layout.scales == CastScales::kTensor && other.data &&
+            other.scales == CastScales::kAcross);
+  };
+  const bool rows_cross = args.rows.data && crosses(args.rows, args.transposed);
+  const bool transposed_cross = args.transposed.data && crosses(args.transposed, args.rows);
+  Params p{source_of(x, groups),
+           rows_sink(args.rows.data, x, groups, rows_cross),
+           transposed_sink(args.transposed.data, x, groups, transposed_cross),
+           scales_of(args.rows, x.rows, x.columns),
+           scales_of(args.transposed, x.columns, x.rows),
            args.format,
            args.rounding};
-  if (x.rows == 0 || x.columns == 0) {
-    const auto fill = [&](const Scales& f, std::int64_t extent) {
-      const std::int64_t count = f.stride == 1 ? extent : 1;
-      if (!f.scale || count == 0) return;
+  if (groups.tiles) p.row.group_stride = 0;  // rows count over all groups
+  if (groups.count == 0) return;
+  const unsigned tiles = tile_count(x, groups);
+  if (tiles == 0) {
+    const auto fill = [&](float* scale, std::int64_t count) {
+      if (!scale || count == 0) return;
       scales_of_zero<<<static_cast<unsigned>(ceil_div(count, 256)), 256, 0, native>>>(
-          f, count, args.format, args.rounding);
+          scale, count, args.format, args.rounding);
     };
-    fill(p.row, x.rows);
-    fill(p.column, x.columns);
+    fill(args.rows.scale, groups.tiles ? x.rows : groups.count * p.row.group_stride);
+    fill(args.transposed.scale, groups.count * p.column.group_stride);
     return;
   }
-  dispatch(x, args.format, takes_vectors(x, args.rows.data, args.transposed.data),
-           Launch{p, tile_count(x), native});
+  const Access access = rows_cross || transposed_cross
+                            ? Access::kElement
+                            : access_of(x, args.rows.data, args.transposed.data, groups);
+  dispatch(x, args.format, access, [&]<DType T, class Encoder, Access A>() {
+    cast_kernel<T, Encoder, A><<<tiles, kTileThreads, 0, native>>>(p);
+  });
 }
 
 }  // namespace octavo::gpu

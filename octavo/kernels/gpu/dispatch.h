@@ -2,44 +2,60 @@
 
 #include "octavo/kernels/gpu/tile.h"
 
-/// From run-time types to kernel instances. Formats the hardware converts get their own instances
-/// on the vector path; the others, and odd shapes, share one with a run-time format.
+/// From run-time types to kernel instances. Formats the hardware converts have their own instances
+/// on the vector paths; the others, and odd shapes, share one with a run-time format.
 namespace octavo::gpu {
 
-/// True when a thread's 16 x 8 is always whole or absent and every vector it moves is aligned.
-inline bool takes_vectors(const Matrix& x, const void* rows, const void* transposed) {
-  const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
-  return is_vector_readable(x) && x.rows % kThreadRows == 0 && aligned(rows) && aligned(transposed);
+inline bool is_aligned16(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
+
+/// The fastest access to x and both layouts (null: not wanted) that is right for them.
+inline Access access_of(const Matrix& x, const void* rows, const void* transposed,
+                        const Groups& groups = {}) {
+  const bool vectors = is_vector_readable(x) && is_aligned16(rows) && is_aligned16(transposed) &&
+                       groups.stride * bytes_of(x.dtype) % 16 == 0;
+  if (!vectors) return Access::kElement;
+  if (groups.tiles) return Access::kRagged;
+  return x.rows % kThreadRows == 0 ? Access::kVector : Access::kElement;
 }
 
+/// Calls launch.operator()<T, Encoder, A>() for the run-time format and access.
 template <DType T, class Launch>
-void dispatch_format(Format format, bool vectors, const Launch& launch) {
-  if (!vectors) return launch.template run<T, DynamicEncoder, Access::kElement>();
-  switch (format) {
-    case Format::kE4M3FN:
-      return launch.template run<T, StaticEncoder<Format::kE4M3FN>, Access::kVector>();
-    case Format::kE5M2:
-      return launch.template run<T, StaticEncoder<Format::kE5M2>, Access::kVector>();
+void dispatch_format(Format format, Access access, const Launch& launch) {
+  const auto vectors = [&]<Format F>() {
+    if (access == Access::kRagged) {
+      launch.template operator()<T, StaticEncoder<F>, Access::kRagged>();
+    } else {
+      launch.template operator()<T, StaticEncoder<F>, Access::kVector>();
+    }
+  };
+  if (access != Access::kElement && has_cast_instruction(format)) {
+    switch (format) {
+      case Format::kE4M3FN:
+        return vectors.template operator()<Format::kE4M3FN>();
+      case Format::kE5M2:
+        return vectors.template operator()<Format::kE5M2>();
 #if OCTAVO_GPU_HIP
-    case Format::kE4M3FNUZ:
-      return launch.template run<T, StaticEncoder<Format::kE4M3FNUZ>, Access::kVector>();
-    case Format::kE5M2FNUZ:
-      return launch.template run<T, StaticEncoder<Format::kE5M2FNUZ>, Access::kVector>();
+      case Format::kE4M3FNUZ:
+        return vectors.template operator()<Format::kE4M3FNUZ>();
+      case Format::kE5M2FNUZ:
+        return vectors.template operator()<Format::kE5M2FNUZ>();
 #endif
-    default:
-      return launch.template run<T, DynamicEncoder, Access::kElement>();
+      default:
+        break;
+    }
   }
+  launch.template operator()<T, DynamicEncoder, Access::kElement>();
 }
 
 template <class Launch>
-void dispatch(const Matrix& x, Format format, bool vectors, const Launch& launch) {
+void dispatch(const Matrix& x, Format format, Access access, const Launch& launch) {
   switch (x.dtype) {
     case DType::kBF16:
-      return dispatch_format<DType::kBF16>(format, vectors, launch);
+      return dispatch_format<DType::kBF16>(format, access, launch);
     case DType::kFP16:
-      return dispatch_format<DType::kFP16>(format, vectors, launch);
+      return dispatch_format<DType::kFP16>(format, access, launch);
     case DType::kFP32:
-      return dispatch_format<DType::kFP32>(format, vectors, launch);
+      return dispatch_format<DType::kFP32>(format, access, launch);
   }
 }
 

@@ -6,12 +6,13 @@
 /// Host-side helpers of the launchers.
 namespace octavo::gpu {
 
-inline constexpr std::int64_t kMaxGridY = 65535;
-
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// Multiprocessors (compute units) of the current device, asked once per device.
 int multiprocessors();
+
+/// Whether the current device converts fp32 to `format` by an instruction.
+bool has_cast_instruction(Format format);
 
 /// True when rows of eight elements can be read as aligned 16-byte vectors.
 inline bool is_vector_readable(const Matrix& x) {

@@ -142,12 +142,16 @@ OCTAVO_DEVICE Words4 load16_streaming(const void* address) {
 #endif
 }
 
+// Stores that need not stay in the caches. On an H200 L1::no_allocate writes both layouts 1% faster
+// than .cs, and plain stores 5% more slowly.
 OCTAVO_DEVICE void store16_streaming(void* address, Words4 v) {
 #if OCTAVO_GPU_HIP
   typedef std::uint32_t u32x4 __attribute__((ext_vector_type(4)));
   __builtin_nontemporal_store(__builtin_bit_cast(u32x4, v), static_cast<u32x4*>(address));
 #else
-  __stcs(static_cast<uint4*>(address), make_uint4(v.x, v.y, v.z, v.w));
+  asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x),
+               "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
 #endif
 }
 
@@ -156,7 +160,8 @@ OCTAVO_DEVICE void store8_streaming(void* address, Words2 v) {
   typedef std::uint32_t u32x2 __attribute__((ext_vector_type(2)));
   __builtin_nontemporal_store(__builtin_bit_cast(u32x2, v), static_cast<u32x2*>(address));
 #else
-  __stcs(static_cast<uint2*>(address), make_uint2(v.x, v.y));
+  asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(v.x), "r"(v.y)
+               : "memory");
 #endif
 }
 

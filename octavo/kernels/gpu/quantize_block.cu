@@ -1,134 +1,143 @@
 #include "octavo/kernels/gpu/quantize_block.h"
 
 #include "octavo/kernels/gpu/dispatch.h"
-#include "octavo/kernels/gpu/tile.h"
+#include "octavo/kernels/gpu/tile_amax.h"
 
 namespace octavo::gpu {
 namespace {
 
+// Scales of x's rows or columns: line and the block along it.
 struct Scales {
   float* data;
-  std::int64_t row_stride, column_stride;
+  std::int64_t line_stride, block_stride, group_stride;
 
-  OCTAVO_DEVICE void store(std::int64_t row, std::int64_t column, float inv_scale) const {
-    if (data) data[row * row_stride + column * column_stride] = scale_on_device(inv_scale);
+  OCTAVO_DEVICE void store(std::int64_t group, std::int64_t line, std::int64_t block,
+                           float inv_scale) const {
+    if (!data) return;
+    data[group * group_stride + line * line_stride + block * block_stride] =
+        scale_on_device(inv_scale);
   }
 };
 
 struct Params {
   Source x;
   Sink rows, transposed;
-  Scales row, column;
+  // Of the two layouts: where it is scaled, and by which lines of x its sink says.
+  Scales rows_scales, transposed_scales;
   Format format;
   ScaleRounding rounding;
+
+  OCTAVO_DEVICE bool uses(Line line) const {
+    return (rows.data && rows.crossed == (line == Line::kColumn)) ||
+           (transposed.data && transposed.crossed == (line == Line::kRow));
+  }
 };
 
 // 1x128 and 128x1. One thread owns one row's scale and one column's.
 template <DType T, class Encoder, Access A>
 __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T, A>()))
     quantize_1x128_kernel(const Params p) {
-  __shared__ std::uint32_t row_amax[2][kTile], column_amax[2][kTile];
+  if constexpr (!Encoder::exists()) return;
+  __shared__ LinePartials row_amax, column_amax;
   __shared__ __align__(16) float row_inv_scales[kTile];
   __shared__ __align__(16) float column_inv_scales[kTile];
   const Encoder encoder(p.format);
   const TileThread at;
-  const TileOrigin tile(p.x);
-  const std::int64_t m = tile.m + at.row, k = tile.k + at.column;
+  const TilePlace tile(p.x);
   const int t = threadIdx.x;
 
   ThreadTile<T> v;
-  load_tile<T, A>(v, p.x, m, k);
-  if (p.rows.data) reduce_rows(v, at, row_amax);
-  if (p.transposed.data) reduce_columns(v, at, column_amax);
+  load_tile<T, A>(v, p.x, tile, at);
+  const bool by_rows = p.uses(Line::kRow), by_columns = p.uses(Line::kColumn);
+  if (by_rows) reduce_lines<Line::kRow>(v, at, row_amax);
+  if (by_columns) reduce_lines<Line::kColumn>(v, at, column_amax);
   __syncthreads();
-  if (p.rows.data) {
-    const std::uint32_t amax = max_u32(row_amax[0][t], row_amax[1][t]);
-    const float inv = inv_scale_on_device(internal::float_of(amax), encoder.format(), p.rounding);
-    row_inv_scales[t] = inv;
-    if (tile.m + t < p.x.rows) p.row.store(tile.m + t, tile.k / kTile, inv);
-  }
-  if (p.transposed.data) {
-    const std::uint32_t amax = max_u32(column_amax[0][t], column_amax[1][t]);
-    const float inv = inv_scale_on_device(internal::float_of(amax), encoder.format(), p.rounding);
-    column_inv_scales[t] = inv;
-    if (tile.k + t < p.x.columns) p.column.store(tile.k + t, tile.m / kTile, inv);
-  }
+  const auto scale_line = [&](const LinePartials& amax, float* inv_scales, Line line) {
+    const float inv = inv_scale_on_device(line_amax(amax, t), encoder.format(), p.rounding);
+    inv_scales[t] = inv;
+    const bool row = line == Line::kRow;
+    const bool present = row ? t < tile.rows : t < p.x.columns - tile.k && tile.columns > 0;
+    if (!present) return;
+    const std::int64_t index = row ? tile.m + t : tile.k + t;
+    const std::int64_t block = (row ? tile.k : tile.column) / kTile;
+    if (p.rows.crossed != row) p.rows_scales.store(tile.group, index, block, inv);
+    if (p.transposed.crossed == row) p.transposed_scales.store(tile.group, index, block, inv);
+  };
+  if (by_rows) scale_line(row_amax, row_inv_scales, Line::kRow);
+  if (by_columns) scale_line(column_amax, column_inv_scales, Line::kColumn);
   __syncthreads();
-  if (!is_present<A>(p.x, m, k)) return;
-  convert_and_store<T, Encoder, A>(v, encoder, &row_inv_scales[at.row],
-                                   &column_inv_scales[at.column], p.rows, p.transposed, p.x, m, k);
+  convert_and_store<A>(v, encoder, &row_inv_scales[at.row], &column_inv_scales[at.column], p.rows,
+                       p.transposed, p.x, tile, at);
 }
 
 template <DType T, class Encoder, Access A>
 __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T, A>()))
     quantize_128x128_kernel(const Params p) {
-  __shared__ std::uint32_t partial[kTileThreads / 32];
+  if constexpr (!Encoder::exists()) return;
+  __shared__ std::uint32_t of_warp[kTileThreads / 32];
   const Encoder encoder(p.format);
   const TileThread at;
-  const TileOrigin tile(p.x);
-  const std::int64_t m = tile.m + at.row, k = tile.k + at.column;
+  const TilePlace tile(p.x);
 
   ThreadTile<T> v;
-  load_tile<T, A>(v, p.x, m, k);
-  ColumnAmax<T> column(v);
-  std::uint32_t all[1] = {0};
-#pragma unroll
-  for (int w = 0; w < Packed<T>::kWords; ++w) all[0] = Packed<T>::merge(all[0], column.word[w]);
-  spread_merge<T, 1, 0, 5>(all, at.lane);
-  if (at.lane == 0) partial[threadIdx.x / 32] = all[0];
+  load_tile<T, A>(v, p.x, tile, at);
+  const std::uint32_t mine = reduce_warp(v, at);
+  if (at.lane == 0) of_warp[threadIdx.x / 32] = mine;
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kTileThreads / 32; ++i) all[0] = Packed<T>::merge(all[0], partial[i]);
-  const float amax = internal::float_of(Packed<T>::amax_bits(all[0]));
-  const float inv = inv_scale_on_device(amax, encoder.format(), p.rounding);
+  const float inv = inv_scale_on_device(warps_amax<T>(of_warp), encoder.format(), p.rounding);
   if (threadIdx.x == 0) {
-    if (p.rows.data) p.row.store(tile.m / kTile, tile.k / kTile, inv);
-    if (p.transposed.data) p.column.store(tile.k / kTile, tile.m / kTile, inv);
+    const std::int64_t m = tile.m / kTile, k = tile.k / kTile;
+    if (p.rows.data) p.rows_scales.store(tile.group, m, k, inv);
+    if (p.transposed.data) p.transposed_scales.store(tile.group, k, m, inv);
   }
-  if (!is_present<A>(p.x, m, k)) return;
+  if (!is_present<A>(p.x, tile, at)) return;
   // Both layouts hold the same bytes, so each element is converted once.
+  const RowWriter<A> row_writer(p.rows, p.x, tile, at);
   std::uint32_t words[2][kThreadRows];
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
     const Vec8<T>& x = v.row[r];
     words[0][r] = encoder(x[0] * inv, x[1] * inv, x[2] * inv, x[3] * inv);
     words[1][r] = encoder(x[4] * inv, x[5] * inv, x[6] * inv, x[7] * inv);
-    if (p.rows.data) {
-      store_row<A>(p.rows, p.x.rows, p.x.columns, m + r, k, {words[0][r], words[1][r]});
-    }
   }
-  if (p.transposed.data) store_transposed<A>(p.transposed, p.x.rows, p.x.columns, m, k, words);
+  if (p.rows.data) {
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) row_writer.store(r, {words[0][r], words[1][r]});
+  }
+  if (p.transposed.data) store_transposed<A>(p.transposed, p.x, tile, at, words);
 }
-
-struct Launch {
-  const Params& p;
-  BlockShape shape;
-  unsigned tiles;
-  NativeStream stream;
-
-  template <DType T, class Encoder, Access A>
-  void run() const {
-    if (shape == BlockShape::k1x128) {
-      quantize_1x128_kernel<T, Encoder, A><<<tiles, kTileThreads, 0, stream>>>(p);
-    } else {
-      quantize_128x128_kernel<T, Encoder, A><<<tiles, kTileThreads, 0, stream>>>(p);
-    }
-  }
-};
 
 }  // namespace
 
 void quantize_block(const QuantizeBlockArgs& args, Stream stream) {
   const Matrix& x = args.x;
-  if (x.rows == 0 || x.columns == 0) return;
+  const Groups& groups = args.groups;
+  const unsigned tiles = tile_count(x, groups);
+  if (tiles == 0) return;
+  // Blocks across a layout lie along the other axis of x: lines and blocks of its scales too.
   const auto scales = [](const BlockLayout& l) {
-    return Scales{l.scale, l.scale_row_stride, l.scale_column_stride};
+    return l.across
+               ? Scales{l.scale, l.scale_column_stride, l.scale_row_stride, l.scale_group_stride}
+               : Scales{l.scale, l.scale_row_stride, l.scale_column_stride, l.scale_group_stride};
   };
-  const Params p{source_of(x),      {args.rows.data, x.columns}, {args.transposed.data, x.rows},
-                 scales(args.rows), scales(args.transposed),     args.format,
+  const Params p{source_of(x, groups),
+                 rows_sink(args.rows.data, x, groups, args.rows.across),
+                 transposed_sink(args.transposed.data, x, groups, args.transposed.across),
+                 scales(args.rows),
+                 scales(args.transposed),
+                 args.format,
                  args.rounding};
-  dispatch(x, args.format, takes_vectors(x, args.rows.data, args.transposed.data),
-           Launch{p, args.shape, tile_count(x), static_cast<NativeStream>(stream)});
+  const Access access = args.rows.across || args.transposed.across
+                            ? Access::kElement
+                            : access_of(x, args.rows.data, args.transposed.data, groups);
+  const auto native = static_cast<NativeStream>(stream);
+  dispatch(x, args.format, access, [&]<DType T, class Encoder, Access A>() {
+    if (args.shape == BlockShape::k1x128) {
+      quantize_1x128_kernel<T, Encoder, A><<<tiles, kTileThreads, 0, native>>>(p);
+    } else if constexpr (A != Access::kRagged) {
+      quantize_128x128_kernel<T, Encoder, A><<<tiles, kTileThreads, 0, native>>>(p);
+    }
+  });
 }
 
 }  // namespace octavo::gpu

@@ -1,21 +1,27 @@
 #pragma once
 
+#include "octavo/kernels/gpu/groups.h"
 #include "octavo/kernels/gpu/types.h"
 
 namespace octavo::gpu {
 
-/// One layout a block quantiser writes. A layout of R rows and C columns has scales
-/// (R or ceil(R/128), ceil(C/128)) at scale[row * row_stride + column * column_stride].
+/// One layout a block quantiser writes, of R rows and C columns. Its scale (row, column) of matrix
+/// g of a batch is at scale[g * scale_group_stride + row * scale_row_stride + column *
+/// scale_column_stride].
 struct BlockLayout {
   std::uint8_t* data = nullptr;  ///< rows (M, K), transposed (K, M), row-major; null: not wanted
   float* scale = nullptr;
   std::int64_t scale_row_stride = 0;
   std::int64_t scale_column_stride = 0;
+  std::int64_t scale_group_stride = 0;
+  /// False: blocks are 1x128 of the layout, scales (R, ceil(C/128)). True: 128x1, scales
+  /// (ceil(R/128), C); element by element.
+  bool across = false;
 };
 
-/// The block that shares a scale, seen from the layout that carries it.
+/// The block that shares a scale.
 enum class BlockShape : std::uint8_t {
-  k1x128,    ///< rows: 1x128 of x; transposed: 128x1 of x
+  k1x128,    ///< of each layout, or 128x1 where it says so
   k128x128,  ///< both layouts hold the same bytes, transposed
 };
 
@@ -26,6 +32,9 @@ enum class BlockShape : std::uint8_t {
 ///   data = quantize_element(x, inv_scale)
 ///
 /// Bytes and scales equal octavo/formats bit for bit. Empty x writes nothing.
+///
+/// Groups (groups.h), by offsets: 1x128 only, planned with an alignment of 128: the transposed
+/// layout's scales are (K, columns / 128), amax 0 for blocks of zeros.
 struct QuantizeBlockArgs {
   Matrix x = {};
   BlockLayout rows = {};
@@ -33,6 +42,7 @@ struct QuantizeBlockArgs {
   BlockShape shape = BlockShape::k1x128;
   Format format = Format::kE4M3FN;
   ScaleRounding rounding = ScaleRounding::kNone;
+  Groups groups = {};
 };
 
 void quantize_block(const QuantizeBlockArgs& args, Stream stream);

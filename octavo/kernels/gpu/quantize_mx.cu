@@ -2,7 +2,7 @@
 
 #include "octavo/formats/e8m0.h"
 #include "octavo/kernels/gpu/dispatch.h"
-#include "octavo/kernels/gpu/tile.h"
+#include "octavo/kernels/gpu/tile_amax.h"
 
 namespace octavo::gpu {
 namespace {
@@ -10,27 +10,35 @@ namespace {
 constexpr int kBlock = 32;
 constexpr int kBlocksPerTile = kTile / kBlock;  // codes of one row of a tile: one 32-bit word
 
+OCTAVO_DEVICE std::int64_t ceil_blocks(std::int64_t n) { return (n + kBlock - 1) / kBlock; }
+
 struct Codes {
   std::uint8_t* data;
-  std::int64_t rows, blocks;  // of the layout
+  std::int64_t blocks;  // of a row of the layout
+  std::int64_t group_bytes;
 
-  // Four codes of one row of the layout, from block `first` (a multiple of four) on.
-  OCTAVO_DEVICE void store(MxScaleLayout layout, std::int64_t row, std::int64_t first,
-                           std::uint32_t codes) const {
-    if (!data) return;
+  // Codes of the tile's lines, four each: thread t stores line t's, or of 128x4 tiles the t-th
+  // word. `present` of the lines are there, `count` of the codes.
+  OCTAVO_DEVICE void store(MxScaleLayout layout, std::int64_t group, std::int64_t line,
+                           std::int64_t block, std::int64_t present, int count,
+                           const std::uint8_t (&codes)[kTile][kBlocksPerTile]) const {
+    const int t = threadIdx.x;
+    const auto word_of = [&](int i) { return *reinterpret_cast<const std::uint32_t*>(codes[i]); };
     if (layout == MxScaleLayout::kTiled128x4) {
-      *reinterpret_cast<std::uint32_t*>(data + mx_tiled_offset(row, first, blocks)) = codes;
+      const std::int64_t first = mx_tiled_offset(line, block, blocks);
+      *reinterpret_cast<std::uint32_t*>(data + first + 4 * t) = word_of(t % 4 * 32 + t / 4);
       return;
     }
-    if (row >= rows) return;
-    std::uint8_t* address = data + row * blocks + first;
-    if (first + kBlocksPerTile <= blocks && reinterpret_cast<std::uintptr_t>(address) % 4 == 0) {
-      *reinterpret_cast<std::uint32_t*>(address) = codes;
+    if (t >= present) return;
+    const std::uint32_t word = word_of(t);
+    std::uint8_t* const address = data + group * group_bytes + (line + t) * blocks + block;
+    if (count >= kBlocksPerTile && reinterpret_cast<std::uintptr_t>(address) % 4 == 0) {
+      *reinterpret_cast<std::uint32_t*>(address) = word;
       return;
     }
 #pragma unroll
     for (int i = 0; i < kBlocksPerTile; ++i) {
-      if (first + i < blocks) address[i] = static_cast<std::uint8_t>(codes >> (8 * i));
+      if (i < count) address[i] = static_cast<std::uint8_t>(word >> (8 * i));
     }
   }
 };
@@ -101,20 +109,19 @@ OCTAVO_DEVICE void swap_if(bool condition, FourInvScales& a, FourInvScales& b) {
 template <DType T, class Encoder, Access A>
 __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T, A>()))
     quantize_mx_kernel(const Params p) {
-  __shared__ std::uint8_t row_codes[kTile][kBlocksPerTile];
-  __shared__ std::uint8_t column_codes[kTile][kBlocksPerTile];
+  if constexpr (!Encoder::exists()) return;
+  __shared__ __align__(4) std::uint8_t row_codes[kTile][kBlocksPerTile];
+  __shared__ __align__(4) std::uint8_t column_codes[kTile][kBlocksPerTile];
   const Encoder encoder(p.format);
   const TileThread at;
-  const TileOrigin tile(p.x);
-  const std::int64_t m = tile.m + at.row, k = tile.k + at.column;
-  const int t = threadIdx.x;
+  const TilePlace tile(p.x);
 
   ThreadTile<T> v;
-  load_tile<T, A>(v, p.x, m, k);
+  load_tile<T, A>(v, p.x, tile, at);
   FourInvScales row_inv_scales[4], column_inv_scales[2];
   if (p.rows.data) {
-    RowAmax<T> amax(v);
-    constexpr int kWords = RowAmax<T>::kWords;
+    LineAmax<T, Line::kRow> amax(v);
+    constexpr int kWords = LineAmax<T, Line::kRow>::kWords;
     spread_merge<T, kWords, 0, 2>(amax.word, at.lane);
     // This lane now holds four consecutive rows, group `mine`; the other groups are its three
     // neighbours', two lane bits away in reversed order.
@@ -135,7 +142,7 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T,
     swap_if(mine & 2, row_inv_scales[1], row_inv_scales[3]);
   }
   if (p.transposed.data) {
-    ColumnAmax<T> amax(v);
+    LineAmax<T, Line::kColumn> amax(v);
     constexpr int kWords = Packed<T>::kWords;
     spread_merge<T, kWords, 3, 1>(amax.word, at.lane);
     const int mine = at.lane >> 3 & 1;  // this lane holds columns 4 * mine .. 4 * mine + 3
@@ -149,52 +156,49 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T,
     column_inv_scales[1] = column_inv_scales[0].from_lane_xor(8);
     swap_if(mine, column_inv_scales[0], column_inv_scales[1]);
   }
-  if (is_present<A>(p.x, m, k)) {
-    float row_inv_scale[kThreadRows], column_inv_scale[kThreadColumns];
+  float row_inv_scale[kThreadRows], column_inv_scale[kThreadColumns];
 #pragma unroll
-    for (int r = 0; r < kThreadRows; ++r) row_inv_scale[r] = row_inv_scales[r / 4][r % 4];
+  for (int r = 0; r < kThreadRows; ++r) row_inv_scale[r] = row_inv_scales[r / 4][r % 4];
 #pragma unroll
-    for (int c = 0; c < kThreadColumns; ++c) column_inv_scale[c] = column_inv_scales[c / 4][c % 4];
-    convert_and_store<T, Encoder, A>(v, encoder, row_inv_scale, column_inv_scale, p.rows,
-                                     p.transposed, p.x, m, k);
-  }
+  for (int c = 0; c < kThreadColumns; ++c) column_inv_scale[c] = column_inv_scales[c / 4][c % 4];
+  convert_and_store<A>(v, encoder, row_inv_scale, column_inv_scale, p.rows, p.transposed, p.x, tile,
+                       at);
   // The codes last: until here no warp waits for another.
   __syncthreads();
-  const auto word_of = [&](const std::uint8_t* codes) {
-    return codes[0] | codes[1] << 8 | codes[2] << 16 | static_cast<std::uint32_t>(codes[3]) << 24;
-  };
-  if (p.rows.data) p.row.store(p.layout, tile.m + t, tile.k / kBlock, word_of(row_codes[t]));
+  const std::int64_t columns = p.x.columns - tile.k;  // left
+  if (p.rows.data) {
+    const auto count = static_cast<int>(columns < kTile ? ceil_blocks(columns) : kBlocksPerTile);
+    p.row.store(p.layout, tile.group, tile.m, tile.k / kBlock, tile.rows, count, row_codes);
+  }
   if (p.transposed.data) {
-    p.column.store(p.layout, tile.k + t, tile.m / kBlock, word_of(column_codes[t]));
+    p.column.store(p.layout, tile.group, tile.k, tile.column / kBlock, columns,
+                   static_cast<int>(ceil_blocks(tile.columns)), column_codes);
   }
 }
-
-struct Launch {
-  const Params& p;
-  unsigned tiles;
-  NativeStream stream;
-
-  template <DType T, class Encoder, Access A>
-  void run() const {
-    quantize_mx_kernel<T, Encoder, A><<<tiles, kTileThreads, 0, stream>>>(p);
-  }
-};
 
 }  // namespace
 
 void quantize_mx(const QuantizeMxArgs& args, Stream stream) {
   const Matrix& x = args.x;
-  if (x.rows == 0 || x.columns == 0) return;
-  const Params p{source_of(x),
-                 {args.rows.data, x.columns},
-                 {args.transposed.data, x.rows},
-                 {args.rows.scale, x.rows, ceil_div(x.columns, kBlock)},
-                 {args.transposed.scale, x.columns, ceil_div(x.rows, kBlock)},
-                 args.scale_layout,
-                 args.format,
-                 args.rounding};
-  dispatch(x, args.format, takes_vectors(x, args.rows.data, args.transposed.data),
-           Launch{p, tile_count(x), static_cast<NativeStream>(stream)});
+  const Groups& groups = args.groups;
+  const unsigned tiles = tile_count(x, groups);
+  if (tiles == 0) return;
+  const std::int64_t row_blocks = ceil_div(x.columns, kBlock);
+  const std::int64_t column_blocks = ceil_div(groups.tiles ? groups.columns : x.rows, kBlock);
+  const Params p{
+      source_of(x, groups),
+      rows_sink(args.rows.data, x, groups),
+      transposed_sink(args.transposed.data, x, groups),
+      {args.rows.scale, row_blocks, groups.tiles ? 0 : x.rows * row_blocks},
+      {args.transposed.scale, column_blocks, groups.tiles ? 0 : x.columns * column_blocks},
+      args.scale_layout,
+      args.format,
+      args.rounding};
+  const auto native = static_cast<NativeStream>(stream);
+  dispatch(x, args.format, access_of(x, args.rows.data, args.transposed.data, groups),
+           [&]<DType T, class Encoder, Access A>() {
+             quantize_mx_kernel<T, Encoder, A><<<tiles, kTileThreads, 0, native>>>(p);
+           });
 }
 
 }  // namespace octavo::gpu

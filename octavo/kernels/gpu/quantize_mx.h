@@ -1,5 +1,6 @@
 #pragma once
 
+#include "octavo/kernels/gpu/groups.h"
 #include "octavo/kernels/gpu/types.h"
 
 namespace octavo::gpu {
@@ -37,6 +38,9 @@ struct MxLayout {
 ///
 /// Elements outside x do not count. The 128x4-tiled layout's padding gets code 0. Bytes and codes
 /// equal octavo/formats bit for bit. Empty x writes nothing.
+///
+/// Groups (groups.h): plain codes only. By offsets, planned with an alignment of 32: the transposed
+/// layout's codes are (K, columns / 32), code 0 for blocks of zeros.
 struct QuantizeMxArgs {
   Matrix x = {};
   MxLayout rows = {};
@@ -44,6 +48,7 @@ struct QuantizeMxArgs {
   MxScaleLayout scale_layout = MxScaleLayout::kPlain;
   Format format = Format::kE4M3FN;
   MxRounding rounding = MxRounding::kRceil;
+  Groups groups = {};
 };
 
 void quantize_mx(const QuantizeMxArgs& args, Stream stream);

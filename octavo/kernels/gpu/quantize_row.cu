@@ -15,6 +15,9 @@ struct Params {
   float* scale;
   Format format;
   ScaleRounding rounding;
+  const std::int32_t* present;
+
+  OCTAVO_DEVICE bool has(std::int64_t m) const { return !present || m < *present; }
 };
 
 // inv_scale of the block's row from each thread's largest magnitude, packed.
@@ -36,18 +39,20 @@ OCTAVO_DEVICE float row_inv_scale(std::uint32_t mine, const Params& p, Format fo
 template <DType T, class Encoder, int Items>
 __global__ void __launch_bounds__(kMaxThreads / (T == DType::kFP32 ? 2 : 1))
     quantize_row_kernel(const Params p) {
+  if constexpr (!Encoder::exists()) return;
   using P = Packed<T>;
   constexpr int kBytes = kItem * (P::kHalfWords ? 2 : 4);
   const Encoder encoder(p.format);
   const std::int64_t m = blockIdx.x;
   const char* row = p.x.data + m * p.x.row_bytes;
+  const bool present = p.has(m);
   Vec8<T> v[Items][2];
 #pragma unroll
   for (int i = 0; i < Items; ++i) {
     const std::int64_t item = threadIdx.x + i * static_cast<std::int64_t>(blockDim.x);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (item * kItem < p.x.columns) {
+      if (present && item * kItem < p.x.columns) {
         v[i][h].load_streaming(row + item * kBytes + h * (kBytes / 2));
       } else {
         v[i][h].clear();
@@ -83,7 +88,9 @@ __global__ void __launch_bounds__(256) quantize_any_row_kernel(const Params p) {
   const DynamicEncoder encoder(p.format);
   const std::int64_t m = blockIdx.x;
   const char* row = p.x.data + m * p.x.row_bytes;
+  const bool present = p.has(m);
   const auto element = [&](std::int64_t k) -> std::uint32_t {
+    if (!present) return 0;
     const char* at = row + k * p.x.column_bytes;
     if constexpr (T == DType::kFP32) return *reinterpret_cast<const std::uint32_t*>(at);
     return *reinterpret_cast<const std::uint16_t*>(at);
@@ -99,47 +106,43 @@ __global__ void __launch_bounds__(256) quantize_any_row_kernel(const Params p) {
   }
 }
 
-struct Launch {
-  const Params& p;
-  unsigned rows;
-  NativeStream stream;
-
-  template <DType T, class Encoder, Access A>
-  void run() const {
-    if constexpr (A == Access::kElement) {
-      quantize_any_row_kernel<T><<<rows, 256, 0, stream>>>(p);
-    } else {
-      const std::int64_t items = p.x.columns / kItem;
-      if (items <= 64) return go<T, Encoder, 1>(items);
-      if (items <= 2 * 512) return go<T, Encoder, 2>(items);
-      if (items <= 4 * max_threads<T>()) return go<T, Encoder, 4>(items);
-      quantize_any_row_kernel<T><<<rows, 256, 0, stream>>>(p);
-    }
+// By the length of the row: threads, and items each of them holds.
+template <DType T, class Encoder>
+void launch_row_kernel(const Params& p, unsigned rows, NativeStream stream) {
+  constexpr std::int64_t kThreads = kMaxThreads / (T == DType::kFP32 ? 2 : 1);
+  const std::int64_t items = p.x.columns / kItem;
+  const auto threads_for = [&](int each) {
+    return static_cast<unsigned>(ceil_div(ceil_div(items, each), kWarpSize) * kWarpSize);
+  };
+  if (items <= 64) {
+    quantize_row_kernel<T, Encoder, 1><<<rows, threads_for(1), 0, stream>>>(p);
+  } else if (items <= 2 * 512) {
+    quantize_row_kernel<T, Encoder, 2><<<rows, threads_for(2), 0, stream>>>(p);
+  } else if (items <= 4 * kThreads) {
+    quantize_row_kernel<T, Encoder, 4><<<rows, threads_for(4), 0, stream>>>(p);
+  } else {
+    quantize_any_row_kernel<T><<<rows, 256, 0, stream>>>(p);
   }
-
-  template <DType T>
-  static constexpr std::int64_t max_threads() {
-    return kMaxThreads / (T == DType::kFP32 ? 2 : 1);
-  }
-
-  template <DType T, class Encoder, int Items>
-  void go(std::int64_t items) const {
-    const auto threads = static_cast<unsigned>(ceil_div(ceil_div(items, Items), 32) * 32);
-    const unsigned whole = (threads + kWarpSize - 1) / kWarpSize * kWarpSize;
-    quantize_row_kernel<T, Encoder, Items><<<rows, whole, 0, stream>>>(p);
-  }
-};
+}
 
 }  // namespace
 
 void quantize_row(const QuantizeRowArgs& args, Stream stream) {
   const Matrix& x = args.x;
   if (x.rows == 0) return;
-  const Params p{source_of(x), args.data, args.scale, args.format, args.rounding};
-  const bool vectors = is_vector_readable(x) && x.columns % kItem == 0 && x.columns > 0 &&
-                       reinterpret_cast<std::uintptr_t>(args.data) % 16 == 0;
-  dispatch(x, args.format, vectors,
-           Launch{p, static_cast<unsigned>(x.rows), static_cast<NativeStream>(stream)});
+  const Params p{source_of(x), args.data, args.scale, args.format, args.rounding, args.present};
+  const bool vectors =
+      is_vector_readable(x) && x.columns % kItem == 0 && x.columns > 0 && is_aligned16(args.data);
+  const auto rows = static_cast<unsigned>(x.rows);
+  const auto native = static_cast<NativeStream>(stream);
+  dispatch(x, args.format, vectors ? Access::kVector : Access::kElement,
+           [&]<DType T, class Encoder, Access A>() {
+             if constexpr (A == Access::kVector) {
+               launch_row_kernel<T, Encoder>(p, rows, native);
+             } else if constexpr (A == Access::kElement) {
+               quantize_any_row_kernel<T><<<rows, 256, 0, native>>>(p);
+             }
+           });
 }
 
 }  // namespace octavo::gpu

@@ -12,6 +12,7 @@ namespace octavo::gpu {
 ///
 /// Rows of up to 65536 columns, a multiple of 16, stay in registers; others are read twice, the
 /// second time from the caches. Bytes and scales equal octavo/formats bit for bit. K = 0 writes
+/// the scales of amax 0. Rows from *present on, a number on the device, are not read: data 0 and
 /// the scales of amax 0.
 struct QuantizeRowArgs {
   Matrix x = {};
@@ -19,6 +20,7 @@ struct QuantizeRowArgs {
   float* scale = nullptr;        ///< (M); may be null
   Format format = Format::kE4M3FN;
   ScaleRounding rounding = ScaleRounding::kNone;
+  const std::int32_t* present = nullptr;  ///< null: all rows are
 };
 
 void quantize_row(const QuantizeRowArgs& args, Stream stream);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "octavo/kernels/gpu/encoder.h"
+#include "octavo/kernels/gpu/groups.h"
 #include "octavo/kernels/gpu/launch.h"
 #include "octavo/kernels/gpu/packed.h"
 
@@ -32,21 +34,40 @@ struct TileThread {
   }
 };
 
-/// x, as kernels see it.
+/// x and its groups, as kernels see them.
 struct Source {
   const char* data;
-  std::int64_t rows, columns, row_bytes, column_bytes;
+  std::int64_t rows, columns, row_bytes, column_bytes, group_bytes;
+  const GroupTile* tiles;
+  unsigned tiles_of_group, tiles_across;
+  int groups;
 };
 
-inline Source source_of(const Matrix& x) {
+inline Source source_of(const Matrix& x, const Groups& groups = {}) {
   const std::int64_t element = bytes_of(x.dtype);
-  return {static_cast<const char*>(x.data), x.rows, x.columns, x.row_stride * element,
-          x.column_stride * element};
+  return {static_cast<const char*>(x.data),
+          x.rows,
+          x.columns,
+          x.row_stride * element,
+          x.column_stride * element,
+          groups.stride * element,
+          groups.tiles,
+          static_cast<unsigned>(ceil_div(x.rows, kTile)),
+          static_cast<unsigned>(ceil_div(x.columns, kTile)),
+          static_cast<int>(groups.count)};
+}
+
+/// Blocks of kTileThreads a launch over all tiles has.
+inline unsigned tile_count(const Matrix& x, const Groups& groups = {}) {
+  const std::int64_t down =
+      groups.tiles ? groups.tile_count : groups.count * ceil_div(x.rows, kTile);
+  return static_cast<unsigned>(down * ceil_div(x.columns, kTile));
 }
 
 /// How a kernel instance touches memory. kVector: every thread's 16 x 8 is whole or absent and
-/// 16-byte vectors are aligned. kElement: anything else, element by element, byte by byte.
-enum class Access { kVector, kElement };
+/// 16-byte vectors are aligned. kRagged: vectors too, but a group may end at any row. kElement:
+/// anything else, element by element, byte by byte.
+enum class Access : std::uint8_t { kVector, kRagged, kElement };
 
 /// Blocks of kTileThreads that share a multiprocessor: what the registers of a whole tile leave.
 /// Four (128 registers a thread) read and write fastest on an H200; measured 3, 4, 5 and 6.
@@ -55,32 +76,83 @@ constexpr int blocks_per_multiprocessor() {
   return T == DType::kFP32 || A == Access::kElement ? 2 : 4;
 }
 
+/// Where a block's tile lies. Blocks walk along K first: along M, or in squares, both layouts are
+/// written 2-3% more slowly. An index into a layout or its scales is that inside the group, with
+/// the group's own stride (0 with offsets, which count over all groups).
+struct TilePlace {
+  std::int64_t group;
+  std::int64_t m, k;    ///< of the tile's first element
+  std::int64_t column;  ///< m in the transposed layout
+  int rows, columns;    ///< rows of the tile, and columns of the transposed layout with padding
+  int loaded;           ///< rows that are read: none in a tile of no group
+  bool first;           ///< whether it is its group's first along M
+
+  OCTAVO_DEVICE explicit TilePlace(const Source& x) {
+    unsigned down = blockIdx.x / x.tiles_across;
+    k = static_cast<std::int64_t>(blockIdx.x % x.tiles_across) * kTile;
+    if (x.tiles) {
+      const GroupTile tile = x.tiles[down];
+      group = tile.group;
+      m = tile.row;
+      column = tile.column;
+      rows = tile.rows;
+      columns = tile.columns;
+      loaded = tile.group < x.groups ? tile.rows : 0;
+      first = tile.first;
+    } else {
+      group = 0;
+      if (x.groups > 1) {
+        group = down / x.tiles_of_group;
+        down %= x.tiles_of_group;
+      }
+      m = column = static_cast<std::int64_t>(down) * kTile;
+      const std::int64_t left = x.rows - m;
+      rows = columns = loaded = left < kTile ? static_cast<int>(left) : kTile;
+      first = down == 0;
+    }
+  }
+};
+
+/// Whether the thread has anything to store. kElement checks every byte instead.
+template <Access A>
+OCTAVO_DEVICE bool is_present(const Source& x, const TilePlace& tile, const TileThread& at) {
+  return A == Access::kElement || (at.row < tile.columns && tile.k + at.column < x.columns);
+}
+
 /// A thread's 16 rows of eight elements.
 template <DType T>
 struct ThreadTile {
   Vec8<T> row[kThreadRows];
 };
 
-/// Reads the thread's part of the tile at (m, k); zeros outside x.
+/// Reads the thread's part of the tile; zeros where nothing is.
 template <DType T, Access A>
-OCTAVO_DEVICE void load_tile(ThreadTile<T>& tile, const Source& x, std::int64_t m, std::int64_t k) {
-  const char* address = x.data + m * x.row_bytes + k * x.column_bytes;
+OCTAVO_DEVICE void load_tile(ThreadTile<T>& v, const Source& x, const TilePlace& tile,
+                             const TileThread& at) {
+  const char* address = x.data + tile.group * x.group_bytes + (tile.m + at.row) * x.row_bytes +
+                        (tile.k + at.column) * x.column_bytes;
+  const std::int64_t left = x.columns - tile.k - at.column;
   if constexpr (A == Access::kVector) {
-    const bool present = m < x.rows && k < x.columns;
+    if (at.row < tile.loaded && left > 0) {
+#pragma unroll
+      for (int r = 0; r < kThreadRows; ++r) v.row[r].load_streaming(address + r * x.row_bytes);
+    } else {
+#pragma unroll
+      for (int r = 0; r < kThreadRows; ++r) v.row[r].clear();
+    }
+  } else if constexpr (A == Access::kRagged) {
+    const int present = left > 0 ? tile.loaded - at.row : 0;
 #pragma unroll
     for (int r = 0; r < kThreadRows; ++r) {
-      if (present) {
-        tile.row[r].load_streaming(address + r * x.row_bytes);
-      } else {
-        tile.row[r].clear();
-      }
+      v.row[r].clear();
+      if (r < present) v.row[r].load_streaming(address + r * x.row_bytes);
     }
   } else {
-    const std::int64_t left = x.columns - k;
     const int count = left >= 8 ? 8 : left < 0 ? 0 : static_cast<int>(left);
 #pragma unroll
     for (int r = 0; r < kThreadRows; ++r) {
-      tile.row[r].gather(address + r * x.row_bytes, x.column_bytes, m + r < x.rows ? count : 0);
+      v.row[r].gather(address + r * x.row_bytes, x.column_bytes,
+                      at.row + r < tile.loaded ? count : 0);
     }
   }
 }
@@ -88,32 +160,68 @@ OCTAVO_DEVICE void load_tile(ThreadTile<T>& tile, const Source& x, std::int64_t 
 /// One layout's bytes.
 struct Sink {
   std::uint8_t* data;  ///< null: this layout is not wanted
-  std::int64_t row_bytes;
+  std::int64_t row_bytes, group_bytes;
+  /// Scaled along the other axis: the rows layout by columns, the transposed one by rows. Only
+  /// kElement instances can.
+  bool crossed;
 };
 
-/// Eight bytes of one row of the rows layout.
-template <Access A>
-OCTAVO_DEVICE void store_row(const Sink& out, std::int64_t rows, std::int64_t columns,
-                             std::int64_t m, std::int64_t k, Words2 bytes) {
-  std::uint8_t* address = out.data + m * out.row_bytes + k;
-  if constexpr (A == Access::kVector) {
-    store8_streaming(address, bytes);
-  } else {
-    if (m >= rows) return;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const std::uint32_t word = i < 4 ? bytes.x : bytes.y;
-      if (k + i < columns) address[i] = static_cast<std::uint8_t>(word >> (8 * (i % 4)));
-    }
-  }
+inline Sink rows_sink(std::uint8_t* data, const Matrix& x, const Groups& groups = {},
+                      bool crossed = false) {
+  return {data, x.columns, groups.tiles ? 0 : x.rows * x.columns, crossed};
 }
 
-/// The transposed layout of 16 rows x 8 columns of bytes: words[h][r] holds columns 4h..4h+3 of
-/// row r.
+inline Sink transposed_sink(std::uint8_t* data, const Matrix& x, const Groups& groups = {},
+                            bool crossed = false) {
+  return {data, groups.tiles ? groups.columns : x.rows, groups.tiles ? 0 : x.rows * x.columns,
+          crossed};
+}
+
+/// Writes the thread's 16 x 8 bytes of the rows layout, a row at a time.
 template <Access A>
-OCTAVO_DEVICE void store_transposed(const Sink& out, std::int64_t rows, std::int64_t columns,
-                                    std::int64_t m, std::int64_t k,
+struct RowWriter {
+  std::uint8_t* address;
+  std::int64_t row_bytes;
+  int rows, columns;  // left
+
+  OCTAVO_DEVICE RowWriter(const Sink& out, const Source& x, const TilePlace& tile,
+                          const TileThread& at) {
+    address = out.data;
+    if (address) {
+      address +=
+          tile.group * out.group_bytes + (tile.m + at.row) * out.row_bytes + tile.k + at.column;
+    }
+    row_bytes = out.row_bytes;
+    rows = tile.rows - at.row;
+    const std::int64_t left = x.columns - tile.k - at.column;
+    columns = left < kThreadColumns ? static_cast<int>(left) : kThreadColumns;
+  }
+
+  OCTAVO_DEVICE void store(int r, Words2 bytes) const {
+    std::uint8_t* to = address + r * row_bytes;
+    if constexpr (A == Access::kVector) {
+      store8_streaming(to, bytes);
+    } else if constexpr (A == Access::kRagged) {
+      if (r < rows) store8_streaming(to, bytes);
+    } else {
+      if (r >= rows) return;
+#pragma unroll
+      for (int i = 0; i < kThreadColumns; ++i) {
+        const std::uint32_t word = i < 4 ? bytes.x : bytes.y;
+        if (i < columns) to[i] = static_cast<std::uint8_t>(word >> (8 * (i % 4)));
+      }
+    }
+  }
+};
+
+/// Writes the transposed layout of 16 rows x 8 columns of bytes: words[h][r] holds columns
+/// 4h..4h+3 of row r.
+template <Access A>
+OCTAVO_DEVICE void store_transposed(const Sink& out, const Source& x, const TilePlace& tile,
+                                    const TileThread& at,
                                     const std::uint32_t (&words)[2][kThreadRows]) {
+  std::uint8_t* const address = out.data + tile.group * out.group_bytes +
+                                (tile.k + at.column) * out.row_bytes + tile.column + at.row;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     std::uint32_t column[4][4];  // [column][four rows]
@@ -132,16 +240,16 @@ OCTAVO_DEVICE void store_transposed(const Sink& out, std::int64_t rows, std::int
     }
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      const std::int64_t line = k + 4 * h + c;
-      std::uint8_t* address = out.data + line * out.row_bytes + m;
-      if constexpr (A == Access::kVector) {
-        store16_streaming(address, {column[c][0], column[c][1], column[c][2], column[c][3]});
+      const int line = 4 * h + c;
+      std::uint8_t* to = address + line * out.row_bytes;
+      if constexpr (A != Access::kElement) {
+        store16_streaming(to, {column[c][0], column[c][1], column[c][2], column[c][3]});
       } else {
-        if (line >= columns) continue;
+        if (tile.k + at.column + line >= x.columns) continue;
 #pragma unroll
         for (int i = 0; i < kThreadRows; ++i) {
-          if (m + i < rows) {
-            address[i] = static_cast<std::uint8_t>(column[c][i / 4] >> (8 * (i % 4)));
+          if (at.row + i < tile.columns) {
+            to[i] = static_cast<std::uint8_t>(column[c][i / 4] >> (8 * (i % 4)));
           }
         }
       }
@@ -149,197 +257,64 @@ OCTAVO_DEVICE void store_transposed(const Sink& out, std::int64_t rows, std::int
   }
 }
 
-/// Quantises and stores the thread's 16 x 8 in the wanted layouts. row_inv_scale: the inv_scale of
-/// each of the 16 rows (rows layout); column_inv_scale: of each of the 8 columns (transposed
-/// layout).
-template <DType T, class Encoder, Access A>
-OCTAVO_DEVICE void convert_and_store(const ThreadTile<T>& tile, const Encoder& encoder,
-                                     const float* row_inv_scale, const float* column_inv_scale,
-                                     const Sink& rows_out, const Sink& transposed_out,
-                                     const Source& x, std::int64_t m, std::int64_t k) {
-  // One loop for both layouts: every element is widened once.
+/// Quantises and stores the thread's 16 x 8, in one loop for both layouts, so that every element is
+/// widened once. Both: neither is missing.
+template <bool Both, Access A, DType T, class Encoder>
+OCTAVO_DEVICE void convert_and_store_layouts(const ThreadTile<T>& v, const Encoder& encoder,
+                                             const float* row_inv_scale,
+                                             const float* column_inv_scale, const Sink& rows_out,
+                                             const Sink& transposed_out, const Source& x,
+                                             const TilePlace& tile, const TileThread& at) {
+  constexpr bool kCanCross = A == Access::kElement;
+  const bool rows = Both || rows_out.data, transposed = Both || transposed_out.data;
   float c[kThreadColumns] = {};
-  if (transposed_out.data) {
+  if (transposed || kCanCross) {
 #pragma unroll
     for (int i = 0; i < kThreadColumns; ++i) c[i] = column_inv_scale[i];
   }
+  const RowWriter<A> row_writer(rows_out, x, tile, at);
   std::uint32_t words[2][kThreadRows];
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
-    float v[8];
+    float e[kThreadColumns];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = tile.row[r][i];
-    if (rows_out.data) {
-      const float f = row_inv_scale[r];
-      store_row<A>(rows_out, x.rows, x.columns, m + r, k,
-                   {encoder(v[0] * f, v[1] * f, v[2] * f, v[3] * f),
-                    encoder(v[4] * f, v[5] * f, v[6] * f, v[7] * f)});
+    for (int i = 0; i < kThreadColumns; ++i) e[i] = v.row[r][i];
+    // Four bytes from element i on, by the row's factor or the columns'.
+    const float f = rows || kCanCross ? row_inv_scale[r] : 0.0f;
+    const auto four = [&](int i, bool by_columns) {
+      const auto scaled = [&](int j) { return e[j] * (by_columns ? c[j] : f); };
+      return encoder(scaled(i), scaled(i + 1), scaled(i + 2), scaled(i + 3));
+    };
+    if (rows) {
+      const bool by_columns = kCanCross && rows_out.crossed;
+      row_writer.store(r, {four(0, by_columns), four(4, by_columns)});
     }
-    if (transposed_out.data) {
-      words[0][r] = encoder(v[0] * c[0], v[1] * c[1], v[2] * c[2], v[3] * c[3]);
-      words[1][r] = encoder(v[4] * c[4], v[5] * c[5], v[6] * c[6], v[7] * c[7]);
-    }
-  }
-  if (transposed_out.data) store_transposed<A>(transposed_out, x.rows, x.columns, m, k, words);
-}
-
-/// fp32 to FP8 in a format fixed when the kernel is compiled.
-template <Format F>
-struct StaticEncoder {
-  OCTAVO_DEVICE explicit StaticEncoder(Format) {}
-  OCTAVO_DEVICE static constexpr Format format() { return F; }
-  OCTAVO_DEVICE std::uint32_t operator()(float x0, float x1, float x2, float x3) const {
-    return encode4<F>(x0, x1, x2, x3);
-  }
-};
-
-/// Four values to four bytes of a format chosen at run time. One function, not inlined: kernels
-/// that use it are for odd shapes and simulated formats, and stay small.
-OCTAVO_NOINLINE_DEVICE std::uint32_t encode4_any(Format format, float x0, float x1, float x2,
-                                                 float x3) {
-  switch (format) {
-    case Format::kE4M3FN:
-      return encode4<Format::kE4M3FN>(x0, x1, x2, x3);
-    case Format::kE5M2:
-      return encode4<Format::kE5M2>(x0, x1, x2, x3);
-    case Format::kE4M3FNUZ:
-      return encode4<Format::kE4M3FNUZ>(x0, x1, x2, x3);
-    default:
-      return encode4<Format::kE5M2FNUZ>(x0, x1, x2, x3);
-  }
-}
-
-/// fp32 to FP8 in a format chosen at run time.
-struct DynamicEncoder {
-  Format chosen;
-  OCTAVO_DEVICE explicit DynamicEncoder(Format f) : chosen(f) {}
-  OCTAVO_DEVICE Format format() const { return chosen; }
-  OCTAVO_DEVICE std::uint32_t operator()(float x0, float x1, float x2, float x3) const {
-    return encode4_any(chosen, x0, x1, x2, x3);
-  }
-};
-
-/// inv_scale_of() without double precision: fp32 division rounded to nearest gives the same bits
-/// above the floor, and at or below it it is a constant of the format.
-OCTAVO_DEVICE float inv_scale_on_device(float amax, Format format, ScaleRounding rounding) {
-  if (amax != amax) return amax;
-  constexpr float floor_below = static_cast<float>(kAmaxFloor);
-  static_assert(static_cast<double>(floor_below) <= kAmaxFloor);
-  const float max = limits(format).max;
-  float inv_scale = divide_rn(max, amax);
-  if (!(amax > floor_below)) {
-    inv_scale = static_cast<float>(static_cast<double>(max) / kAmaxFloor);
-  }
-  if (rounding == ScaleRounding::kNone) return inv_scale;
-  return internal::float_of(internal::bits_of(inv_scale) & 0xFF800000u);
-}
-
-OCTAVO_DEVICE float scale_on_device(float inv_scale) {
-  if (inv_scale == 0.0f) return internal::float_of(0x7F800000u);
-  return divide_rn(1.0f, inv_scale);
-}
-
-/// Where a block's tile begins. Blocks walk along K first: along M, or in squares, both layouts
-/// are written 2-3% more slowly.
-struct TileOrigin {
-  std::int64_t m, k;
-
-  OCTAVO_DEVICE explicit TileOrigin(const Source& x) {
-    const unsigned tiles_k = static_cast<unsigned>((x.columns + kTile - 1) / kTile);
-    m = static_cast<std::int64_t>(blockIdx.x / tiles_k) * kTile;
-    k = static_cast<std::int64_t>(blockIdx.x % tiles_k) * kTile;
-  }
-};
-
-inline unsigned tile_count(const Matrix& x) {
-  return static_cast<unsigned>(ceil_div(x.rows, kTile) * ceil_div(x.columns, kTile));
-}
-
-/// Whether the thread at (m, k) has anything to store. kElement checks every byte instead.
-template <Access A>
-OCTAVO_DEVICE bool is_present(const Source& x, std::int64_t m, std::int64_t k) {
-  return A == Access::kElement || (m < x.rows && k < x.columns);
-}
-
-/// Per row of a thread's tile the largest magnitudes of its eight columns, rows packed in pairs
-/// for 16-bit types: word i holds rows 2i and 2i + 1 (fp32: row i).
-template <DType T>
-struct RowAmax {
-  static constexpr int kPerWord = Packed<T>::kHalfWords ? 2 : 1;
-  static constexpr int kWords = kThreadRows / kPerWord;
-  std::uint32_t word[kWords];
-
-  OCTAVO_DEVICE explicit RowAmax(const ThreadTile<T>& tile) {
-    using P = Packed<T>;
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      std::uint32_t all[2] = {0, 0};
-#pragma unroll
-      for (int j = 0; j < kPerWord; ++j) {
-#pragma unroll
-        for (int w = 0; w < P::kWords; ++w) {
-          all[j] = P::merge(all[j], P::magnitude(tile.row[i * kPerWord + j].word[w]));
-        }
-      }
-      word[i] = merge_pair<T>(all);
+    if (transposed) {
+      const bool by_columns = !(kCanCross && transposed_out.crossed);
+      // Padding is zero in a column of NaN too.
+      const bool padding = A != Access::kVector && at.row + r >= tile.loaded;
+      words[0][r] = padding ? 0u : four(0, by_columns);
+      words[1][r] = padding ? 0u : four(4, by_columns);
     }
   }
-};
-
-/// Per column the largest magnitudes of a thread's sixteen rows, packed as the input is.
-template <DType T>
-struct ColumnAmax {
-  static constexpr int kPerWord = Packed<T>::kHalfWords ? 2 : 1;
-  std::uint32_t word[Packed<T>::kWords];
-
-  OCTAVO_DEVICE explicit ColumnAmax(const ThreadTile<T>& tile) {
-    using P = Packed<T>;
-#pragma unroll
-    for (int w = 0; w < P::kWords; ++w) {
-      word[w] = 0;
-#pragma unroll
-      for (int r = 0; r < kThreadRows; ++r) {
-        word[w] = P::merge(word[w], P::magnitude(tile.row[r].word[w]));
-      }
-    }
-  }
-};
-
-/// Element `i` of packed words, as fp32 bits.
-template <DType T, int N>
-OCTAVO_DEVICE std::uint32_t unpacked_bits(const std::uint32_t (&words)[N], int i) {
-  using P = Packed<T>;
-  if constexpr (!P::kHalfWords) return words[i];
-  const std::uint32_t word = words[i / 2];
-  return internal::bits_of(P::to_float(i % 2 == 0 ? word & 0xFFFFu : word >> 16));
+  if (transposed) store_transposed<A>(transposed_out, x, tile, at, words);
 }
 
-/// Amaxes of the tile's rows as fp32 bits: a warp reduces 64 columns, so the maximum of out[0][r]
-/// and out[1][r], after a __syncthreads, is row r's.
-template <DType T>
-OCTAVO_DEVICE void reduce_rows(const ThreadTile<T>& tile, const TileThread& at,
-                               std::uint32_t (&out)[2][kTile]) {
-  RowAmax<T> amax(tile);
-  constexpr int kWords = RowAmax<T>::kWords;
-  spread_merge<T, kWords, 0, 3>(amax.word, at.lane);
-  const int first = first_word_after_spread<kWords, 0, 3>(at.lane) * RowAmax<T>::kPerWord;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    out[threadIdx.x >> 6][at.row + first + i] = unpacked_bits<T>(amax.word, i);
-  }
-}
-
-/// The same for the tile's columns, of which a warp reduces 64 rows.
-template <DType T>
-OCTAVO_DEVICE void reduce_columns(const ThreadTile<T>& tile, const TileThread& at,
-                                  std::uint32_t (&out)[2][kTile]) {
-  ColumnAmax<T> amax(tile);
-  constexpr int kWords = Packed<T>::kWords;
-  spread_merge<T, kWords, 3, 2>(amax.word, at.lane);
-  const int first = first_word_after_spread<kWords, 3, 2>(at.lane) * ColumnAmax<T>::kPerWord;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    out[threadIdx.x >> 5 & 1][at.column + first + i] = unpacked_bits<T>(amax.word, i);
+/// The same for the layouts that are wanted. row_inv_scale: the inv_scale of each of the 16 rows;
+/// column_inv_scale: of each of the 8 columns; each counts where a layout is scaled along it.
+template <Access A, DType T, class Encoder>
+OCTAVO_DEVICE void convert_and_store(const ThreadTile<T>& v, const Encoder& encoder,
+                                     const float* row_inv_scale, const float* column_inv_scale,
+                                     const Sink& rows_out, const Sink& transposed_out,
+                                     const Source& x, const TilePlace& tile, const TileThread& at) {
+  if (!is_present<A>(x, tile, at)) return;
+  if (A != Access::kElement && rows_out.data && transposed_out.data) {
+    // Straight code: a branch in the loop keeps unlike rows from overlapping.
+    convert_and_store_layouts<true, A>(v, encoder, row_inv_scale, column_inv_scale, rows_out,
+                                       transposed_out, x, tile, at);
+  } else {
+    convert_and_store_layouts<false, A>(v, encoder, row_inv_scale, column_inv_scale, rows_out,
+                                        transposed_out, x, tile, at);
   }
 }
 

@@ -13,6 +13,7 @@
 #include "octavo/kernels/gpu/quantize_resident.h"
 #include "octavo/kernels/gpu/quantize_row.h"
 #include "octavo/quantize/allocate.h"
+#include "octavo/quantize/gpu_matrix.h"
 #include "octavo/quantize/quantize_device.h"
 
 namespace octavo {
@@ -51,29 +52,18 @@ bool alike(const Wanted& a, const Wanted& b) {
          a.is(Granularity::block_128x128()) == b.is(Granularity::block_128x128());
 }
 
-gpu::DType dtype_of(at::ScalarType dtype) {
-  if (dtype == at::kFloat) return gpu::DType::kFP32;
-  return dtype == at::kBFloat16 ? gpu::DType::kBF16 : gpu::DType::kFP16;
-}
-
-gpu::Matrix gpu_matrix_of(const at::Tensor& x) {
-  gpu::Matrix matrix{x.const_data_ptr(), dtype_of(x.scalar_type()),
-                     x.size(0),          x.size(1),
-                     x.stride(0),        x.stride(1)};
-  // The stride of an extent of 1 means nothing and can be anything.
-  if (matrix.columns == 1) matrix.column_stride = 1;
-  if (matrix.rows == 1) matrix.row_stride = matrix.columns;
-  return matrix;
-}
-
 // Whole-row, whole-column and whole-tensor scales: two reads, or one where a row's amax is at hand
 // or all of x fits the registers.
-void quantize_spans(const gpu::Matrix& x, const Wanted& rows, const Wanted& transposed,
-                    c10::Device device, gpu::Stream stream) {
+void quantize_spans(const gpu::Matrix& x, const gpu::Groups& groups, const Wanted& rows,
+                    const Wanted& transposed, c10::Device device, gpu::Stream stream) {
   const LayoutSpec& spec = rows ? *rows.spec : *transposed.spec;
   ++kernels::counters().quantize;
-  if (rows && !transposed && rows.is(Granularity::rowwise())) {
-    return gpu::quantize_row({.x = x,
+  const bool one = groups.count == 1;
+  if (rows && !transposed && rows.is(Granularity::rowwise()) &&
+      (one || groups.stride == x.rows * x.row_stride)) {
+    gpu::Matrix all = x;
+    all.rows *= groups.count;
+    return gpu::quantize_row({.x = all,
                               .data = rows.data(),
                               .scale = rows.scale(),
                               .format = spec.format,
@@ -91,7 +81,7 @@ void quantize_spans(const gpu::Matrix& x, const Wanted& rows, const Wanted& tran
                                      .rounding = spec.scale_rounding};
   const bool across = (rows && rows.is(Granularity::colwise())) ||
                       (transposed && transposed.is(Granularity::colwise()));
-  if (!across && gpu::fits_resident(resident)) {
+  if (one && !across && gpu::fits_resident(resident)) {
     const at::Tensor partial = empty_on(device, {gpu::resident_partials(x)}, at::kFloat);
     resident.partial = partial.mutable_data_ptr<float>();
     return gpu::quantize_resident(resident, stream);
@@ -105,9 +95,10 @@ void quantize_spans(const gpu::Matrix& x, const Wanted& rows, const Wanted& tran
       wants(rows, Granularity::colwise()) || wants(transposed, Granularity::rowwise());
   const bool whole =
       wants(rows, Granularity::tensorwise()) || wants(transposed, Granularity::tensorwise());
-  // [tensor | rows | columns]
-  const std::int64_t row_at = 4, column_at = row_at + (row ? x.rows : 0);
-  const std::int64_t count = column_at + (column ? x.columns : 0);
+  // [tensor | rows | columns], each of all matrices
+  const std::int64_t row_at = (groups.count + 3) / 4 * 4;
+  const std::int64_t column_at = row_at + (row ? groups.count * x.rows : 0);
+  const std::int64_t count = column_at + (column ? groups.count * x.columns : 0);
   const at::Tensor buffer = empty_on(device, {count}, at::kFloat);
   float* amaxes = buffer.mutable_data_ptr<float>();
   gpu::zero_amax(amaxes, count, stream);
@@ -115,7 +106,8 @@ void quantize_spans(const gpu::Matrix& x, const Wanted& rows, const Wanted& tran
   gpu::amax({.x = x,
              .tensor = whole ? amaxes : nullptr,
              .row = row ? amaxes + row_at : nullptr,
-             .column = column ? amaxes + column_at : nullptr},
+             .column = column ? amaxes + column_at : nullptr,
+             .groups = groups},
             stream);
   const auto layout = [&](const Wanted& wanted, std::int64_t own_at,
                           std::int64_t other_at) -> gpu::CastLayout {
@@ -132,19 +124,21 @@ void quantize_spans(const gpu::Matrix& x, const Wanted& rows, const Wanted& tran
              .rows = layout(rows, row_at, column_at),
              .transposed = layout(transposed, column_at, row_at),
              .format = spec.format,
-             .rounding = spec.scale_rounding},
+             .rounding = spec.scale_rounding,
+             .groups = groups},
             stream);
 }
 
-void quantize_blocks(const gpu::Matrix& x, const Wanted& rows, const Wanted& transposed,
-                     gpu::Stream stream) {
+void quantize_blocks(const gpu::Matrix& x, const gpu::Groups& groups, const Wanted& rows,
+                     const Wanted& transposed, gpu::Stream stream) {
   const LayoutSpec& spec = rows ? *rows.spec : *transposed.spec;
   const auto layout = [](const Wanted& wanted) -> gpu::BlockLayout {
     if (!wanted) return {};
     return {.data = wanted.data(),
             .scale = wanted.scale(),
-            .scale_row_stride = wanted.out->scale.stride(0),
-            .scale_column_stride = wanted.out->scale.stride(1),
+            .scale_row_stride = wanted.out->scale.stride(-2),
+            .scale_column_stride = wanted.out->scale.stride(-1),
+            .scale_group_stride = wanted.out->scale.dim() == 3 ? wanted.out->scale.stride(0) : 0,
             .across = wanted.is(Granularity::block_128x1())};
   };
   ++kernels::counters().quantize;
@@ -155,12 +149,13 @@ void quantize_blocks(const gpu::Matrix& x, const Wanted& rows, const Wanted& tra
        .shape = spec.granularity == Granularity::block_128x128() ? gpu::BlockShape::k128x128
                                                                  : gpu::BlockShape::k1x128,
        .format = spec.format,
-       .rounding = spec.scale_rounding},
+       .rounding = spec.scale_rounding,
+       .groups = groups},
       stream);
 }
 
-void quantize_mx_blocks(const gpu::Matrix& x, const Wanted& rows, const Wanted& transposed,
-                        gpu::Stream stream) {
+void quantize_mx_blocks(const gpu::Matrix& x, const gpu::Groups& groups, const Wanted& rows,
+                        const Wanted& transposed, gpu::Stream stream) {
   const LayoutSpec& spec = rows ? *rows.spec : *transposed.spec;
   const auto layout = [](const Wanted& wanted) -> gpu::MxLayout {
     if (!wanted) return {};
@@ -171,16 +166,19 @@ void quantize_mx_blocks(const gpu::Matrix& x, const Wanted& rows, const Wanted& 
                     .rows = layout(rows),
                     .transposed = layout(transposed),
                     .format = spec.format,
-                    .rounding = spec.mx_rounding},
+                    .rounding = spec.mx_rounding,
+                    .groups = groups},
                    stream);
 }
 
-}  // namespace
-
-void quantize_cuda(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out) {
+// x is a matrix, or matrices of one size one after the other.
+void quantize_on_gpu(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out) {
   const c10::cuda::CUDAGuard guard(x.device());
   const gpu::Stream stream = c10::cuda::getCurrentCUDAStream(x.device().index()).stream();
   gpu::Matrix matrix = gpu_matrix_of(x);
+  gpu::Groups groups;
+  if (x.dim() == 3) groups = {.count = x.size(0), .stride = x.stride(0)};
+  if (groups.count == 0) return;
   Wanted rows, transposed;
   if (spec.rows) rows = {&*spec.rows, &out.rows};
   if (spec.transposed) transposed = {&*spec.transposed, &out.transposed};
@@ -193,11 +191,11 @@ void quantize_cuda(const at::Tensor& x, const OperandSpec& spec, QuantizedOperan
   const auto write = [&](const Wanted& by_rows, const Wanted& by_columns) {
     switch (family_of(by_rows ? by_rows : by_columns)) {
       case Family::kCast:
-        return quantize_spans(matrix, by_rows, by_columns, x.device(), stream);
+        return quantize_spans(matrix, groups, by_rows, by_columns, x.device(), stream);
       case Family::kBlock:
-        return quantize_blocks(matrix, by_rows, by_columns, stream);
+        return quantize_blocks(matrix, groups, by_rows, by_columns, stream);
       case Family::kMx:
-        return quantize_mx_blocks(matrix, by_rows, by_columns, stream);
+        return quantize_mx_blocks(matrix, groups, by_rows, by_columns, stream);
     }
   };
   if (rows && transposed && alike(rows, transposed)) {
@@ -207,6 +205,32 @@ void quantize_cuda(const at::Tensor& x, const OperandSpec& spec, QuantizedOperan
     if (transposed) write({}, transposed);
   }
   C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+}  // namespace
+
+gpu::Matrix gpu_matrix_of(const at::Tensor& x) {
+  const at::ScalarType dtype = x.scalar_type();
+  gpu::Matrix matrix{x.const_data_ptr(),
+                     dtype == at::kFloat      ? gpu::DType::kFP32
+                     : dtype == at::kBFloat16 ? gpu::DType::kBF16
+                                              : gpu::DType::kFP16,
+                     x.size(-2),
+                     x.size(-1),
+                     x.stride(-2),
+                     x.stride(-1)};
+  // The stride of an extent of 1 means nothing and can be anything.
+  if (matrix.columns == 1) matrix.column_stride = 1;
+  if (matrix.rows == 1) matrix.row_stride = matrix.columns;
+  return matrix;
+}
+
+void quantize_cuda(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out) {
+  quantize_on_gpu(x, spec, out);
+}
+
+void quantize_experts_cuda(const at::Tensor& w, const OperandSpec& spec, QuantizedOperand& out) {
+  quantize_on_gpu(w, spec, out);
 }
 
 }  // namespace octavo

@@ -3,9 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include "octavo/quantize/quantize.h"
+#include "octavo/quantize/quantize_grouped.h"
 
-/// What fills the layouts quantize_operand() has checked and allocated, by device. `x` is a matrix
-/// of fp32, bf16 or fp16; `out` has exactly the layouts of `spec`.
+/// What fills the layouts quantize_operand() and its grouped relatives have checked and allocated,
+/// by device. `x` is a matrix of fp32, bf16 or fp16; `out` has exactly the layouts of `spec`.
 namespace octavo {
 
 void quantize_cpu(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out);
@@ -13,5 +14,13 @@ void quantize_cpu(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand
 /// On the current stream of x's device, without a host synchronisation. colwise and 128x1, which no
 /// recipe asks for, go element by element.
 void quantize_cuda(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out);
+
+/// The same for experts' weights w (E, N, K), all in the launches of one.
+void quantize_experts_cuda(const at::Tensor& w, const OperandSpec& spec, QuantizedOperand& out);
+
+/// The same for rows by groups, and one launch more that reads out.offs: the host never does. Sets
+/// out.offs to the clamped ends and fills out.offs_transposed. Tensors of 2^31 columns are an
+/// error.
+void quantize_grouped_cuda(const at::Tensor& x, const OperandSpec& spec, GroupedOperand& out);
 
 }  // namespace octavo

@@ -145,10 +145,13 @@ void check_tensor(const char* argument, const at::Tensor& tensor, std::int64_t d
   check_operand(argument, tensor);
 }
 
+#if !OCTAVO_WITH_CUDA
 [[noreturn]] void no_gpu_kernels(const char* argument, const at::Tensor& tensor) {
   TORCH_CHECK(false, argument, ": expected a CPU tensor, got one on ", tensor.device(),
-              "; this build has no GPU kernels for it, move it with ", argument, ".cpu()");
+              "; this build has no GPU kernels: build the preset cuda, or move it with ", argument,
+              ".cpu()");
 }
+#endif
 
 }  // namespace
 
@@ -170,9 +173,16 @@ GroupedOperand quantize_grouped_operand(const at::Tensor& x, const at::Tensor& o
     out.transposed = empty_transposed(*spec.transposed, m, k, experts, x.device());
     out.offs_transposed = empty_on(x.device(), {experts}, at::kInt);
   }
-  if (!x.is_cpu()) no_gpu_kernels("x", x);
-  quantize_grouped_cpu(x, spec, out);
+  if (x.is_cpu()) {
+    quantize_grouped_cpu(x, spec, out);
+    return out;
+  }
+#if OCTAVO_WITH_CUDA
+  quantize_grouped_cuda(x, spec, out);
   return out;
+#else
+  no_gpu_kernels("x", x);
+#endif
 }
 
 QuantizedOperand quantize_expert_weights(const at::Tensor& w, const OperandSpec& spec) {
@@ -185,7 +195,14 @@ QuantizedOperand quantize_expert_weights(const at::Tensor& w, const OperandSpec&
   QuantizedOperand out;
   if (spec.rows) out.rows = empty_experts(*spec.rows, experts, n, k, w.device());
   if (spec.transposed) out.transposed = empty_experts(*spec.transposed, experts, k, n, w.device());
-  if (!w.is_cpu()) no_gpu_kernels("w", w);
+  if (!w.is_cpu()) {
+#if OCTAVO_WITH_CUDA
+    quantize_experts_cuda(w, spec, out);
+    return out;
+#else
+    no_gpu_kernels("w", w);
+#endif
+  }
   for (std::int64_t e = 0; e < experts; ++e) {
     QuantizedOperand part;
     if (spec.rows) part.rows = expert(out.rows, e);

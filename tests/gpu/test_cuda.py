@@ -9,7 +9,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on
 
 RECIPES = ["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8"]
 FORMATS = ["e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz"]
-GRANULARITIES = ["tensorwise", "rowwise", "1x128", "128x128", "mx1x32"]
+GRANULARITIES = ["tensorwise", "rowwise", "colwise", "1x128", "128x1", "128x128", "mx1x32"]
 SIZES = [(1, 1), (16, 32), (17, 33), (128, 256), (130, 272), (300, 1000)]
 
 
@@ -202,7 +202,7 @@ def test_errors_name_the_argument():
     with pytest.raises(RuntimeError, match="x must be"):
         octavo.float8_linear(x.double(), w.cuda(), None, "rowwise")
     with pytest.raises(RuntimeError, match="granularity"):
-        octavo.quantize(x, "e4m3fn", "colwise")
+        octavo.quantize(x, "e4m3fn", "3x5")
     with pytest.raises(RuntimeError, match="flavour"):
         qa, qb = octavo.quantize(x, "e4m3fn", "rowwise"), octavo.quantize(x, "e4m3fnuz", "rowwise")
         octavo.scaled_mm(*qa, "rowwise", *qb, "rowwise", out_dtype=torch.float32)

@@ -41,33 +41,64 @@ def functions(assembly):
     return found
 
 
+# The kernels that write FP8.
+QUANTISERS = ["cast", "quantize_block", "quantize_mx", "quantize_resident", "quantize_row"]
+
+
 @pytest.fixture(scope="module", params=ARCHITECTURES)
-def cast_assembly(request, tmp_path_factory):
-    out = tmp_path_factory.mktemp("hip") / "cast.s"
-    return request.param, functions(compile_hip(KERNELS / "cast.cu", request.param, out))
+def quantisers(request, tmp_path_factory):
+    """Kernel source -> {kernel: assembly} of all of them; takes minutes of one core."""
+    out = tmp_path_factory.mktemp("hip")
+    return request.param, {
+        stem: functions(compile_hip(KERNELS / f"{stem}.cu", request.param, out / f"{stem}.s"))
+        for stem in QUANTISERS
+    }
 
 
-def test_casts_use_the_hardware_conversion(cast_assembly):
-    architecture, kernels = cast_assembly
-    # Format numbers: 0 e4m3fn, 1 e5m2 (OCP, gfx950); 2 e4m3fnuz, 3 e5m2fnuz (FNUZ, gfx942).
-    native = {"gfx942": (2, 3), "gfx950": (0, 1)}[architecture]
-    for number, instruction in zip(native, ("v_cvt_pk_fp8_f32", "v_cvt_pk_bf8_f32")):
-        chosen = [t for n, t in kernels.items() if f"StaticEncoderILNS_6FormatE{number}E" in n]
-        assert len(chosen) == 3, sorted(kernels)  # bf16, fp16, fp32
-        for text in chosen:
-            # 16 x 8 elements in two layouts, two elements an instruction.
-            assert len(re.findall(instruction, text)) == 128
+def native(architecture, kernels):
+    """The instances whose format the hardware converts, with its instruction.
+
+    Format numbers: 0 e4m3fn, 1 e5m2 (OCP, gfx950); 2 e4m3fnuz, 3 e5m2fnuz (FNUZ, gfx942).
+    """
+    numbers = {"gfx942": (2, 3), "gfx950": (0, 1)}[architecture]
+    for number, instruction in zip(numbers, ("v_cvt_pk_fp8_f32", "v_cvt_pk_bf8_f32")):
+        for name, text in kernels.items():
+            if f"StaticEncoderILNS_6FormatE{number}E" in name:
+                yield name, text, instruction
 
 
-def test_transposed_tiles_are_permuted_in_registers_and_stored_16_bytes_wide(cast_assembly):
-    _, kernels = cast_assembly
-    for name, text in kernels.items():
-        if "StaticEncoder" not in name:
-            continue
-        assert len(re.findall("v_perm_b32", text)) >= 64, name
-        assert len(re.findall("global_store_dwordx4", text)) == 8, name
-        assert len(re.findall("global_load_dwordx4", text)) >= 16, name
-        assert "scratch_store" not in text, name  # the tile stays in registers
+def test_quantisers_use_the_hardware_conversion(quantisers):
+    architecture, sources = quantisers
+    for stem, kernels in sources.items():
+        chosen = list(native(architecture, kernels))
+        assert len(chosen) >= 6, (stem, sorted(kernels))  # two formats; bf16, fp16, fp32
+        for name, text, instruction in chosen:
+            # Two elements an instruction; 16 x 8 of them, in each layout or (128x128) once.
+            least = 8 if stem == "quantize_row" else 64
+            assert len(re.findall(instruction, text)) >= least, name
+
+
+def test_formats_without_an_instruction_have_no_vector_kernels(quantisers):
+    architecture, sources = quantisers
+    other = {"gfx942": (0, 1), "gfx950": (2, 3)}[architecture]
+    for kernels in sources.values():
+        for name, text in kernels.items():
+            if any(f"StaticEncoderILNS_6FormatE{n}E" in name for n in other):
+                assert "global_store" not in text, name
+
+
+def test_transposed_tiles_are_permuted_in_registers_and_stored_16_bytes_wide(quantisers):
+    architecture, sources = quantisers
+    for stem, kernels in sources.items():
+        for name, text, _ in native(architecture, kernels):
+            if stem != "quantize_row":
+                assert len(re.findall("v_perm_b32", text)) >= 64, name
+                assert len(re.findall("global_store_dwordx4", text)) >= 8, name
+                assert len(re.findall("global_load_dwordx4", text)) >= 16, name
+            else:
+                assert re.search("global_store_dwordx4", text), name
+            assert "global_store_byte" not in text or stem == "quantize_mx", name  # codes
+            assert "scratch_store" not in text, name  # the tile stays in registers
 
 
 ATOMIC = r"""
@@ -81,16 +112,24 @@ extern "C" __global__ void ordered(unsigned* a, unsigned v) {
 """
 
 
+FENCE = r"buffer_wbl2|buffer_inv"
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_amax_atomics_are_relaxed(architecture, tmp_path):
-    fence = r"buffer_wbl2|buffer_inv"
     source = tmp_path / "atomic.hip"
     source.write_text(ATOMIC)
     assembly = compile_hip(source, architecture, tmp_path / "atomic.s")
     relaxed, ordered = assembly.split("\nordered:")
-    assert not re.search(fence, relaxed)
-    assert re.search(fence, ordered), "the ordered form should show what relaxed avoids"
+    assert not re.search(FENCE, relaxed)
+    assert re.search(FENCE, ordered), "the ordered form should show what relaxed avoids"
 
     amax = compile_hip(KERNELS / "amax.cu", architecture, tmp_path / "amax.s")
     assert re.search(r"global_atomic_umax|global_atomic_max_u32|flat_atomic_umax", amax)
-    assert not re.search(fence, amax)
+    assert not re.search(FENCE, amax)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("stem", ["group_tiles", "launch"])
+def test_the_rest_compiles(architecture, stem, tmp_path):
+    compile_hip(KERNELS / f"{stem}.cu", architecture, tmp_path / f"{stem}.s")

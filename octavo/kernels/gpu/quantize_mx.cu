@@ -33,7 +33,7 @@ struct Codes {
     const std::uint32_t word = word_of(t);
     std::uint8_t* const address = data + group * group_bytes + (line + t) * blocks + block;
     if (count >= kBlocksPerTile && reinterpret_cast<std::uintptr_t>(address) % 4 == 0) {
-      *reinterpret_cast<std::uint32_t*>(address) = word;
+      store4_kept(address, word);
       return;
     }
 #pragma unroll

@@ -184,7 +184,7 @@ void bench_groups(std::int64_t M, std::int64_t K, std::int64_t E, int repetition
   const std::int64_t amax_count = M + E * K + E;
   CHECK_CUDA(cudaMalloc(&offs, 4 * E));
   CHECK_CUDA(cudaMalloc(&clamped, 8 * E));
-  CHECK_CUDA(cudaMalloc(&q, n));
+  CHECK_CUDA(cudaMalloc(&q, 2 * n));
   CHECK_CUDA(cudaMalloc(&qt, widest * K));
   CHECK_CUDA(cudaMalloc(&scales, 4 * (amax_count + M * (K / 32 + 1) + K * (widest / 32))));
   CHECK_CUDA(cudaMalloc(&tiles, sizeof(GroupTile) * group_tile_count(widest, E)));
@@ -221,7 +221,7 @@ void bench_groups(std::int64_t M, std::int64_t K, std::int64_t E, int repetition
     std::fflush(stdout);
   };
   report("copy (cudaMemcpyAsync)", 4,
-         [&](int i) { CHECK_CUDA(cudaMemcpyAsync(qt, x[i], 2 * n, cudaMemcpyDeviceToDevice)); });
+         [&](int i) { CHECK_CUDA(cudaMemcpyAsync(q, x[i], 2 * n, cudaMemcpyDeviceToDevice)); });
   report("groups: plan alone, 0 bytes", 0, [&](int) { plan(16, amax_count); });
   const CastLayout by_row{q, row, CastScales::kLines, row_scale},
       by_column{qt, column, CastScales::kLines, row_scale + M};

@@ -23,9 +23,9 @@ namespace octavo {
 /// Recipes: rowwise, rowwise_with_gw_hp (dw in a high-precision grouped product), blockwise and
 /// mxfp8, with scales of each expert and each group; tensorwise is an error that names rowwise.
 /// fast_accumulation is all unless the recipe says otherwise (Recipe::resolve_experts()).
-/// Backward keeps FP8 operands only, as float8_linear(); w's transposed layout is kept where M >=
-/// E * N, or as `keep` says. Gradients not asked for cost nothing. Under autocast x is cast, w is
-/// not. Second derivatives are an error when they are asked for. Deterministic.
+/// Backward keeps FP8 operands only, as float8_linear(); w's transposed layout (E K N bytes)
+/// is kept where M >= N, or as `keep` says. Gradients not asked for cost nothing. Under autocast x
+/// is cast, w is not. Second derivatives are an error when they are asked for. Deterministic.
 /// Errors: sizes that do not match, unsupported dtype or device, offs, recipe errors.
 at::Tensor float8_grouped_linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& offs,
                                  const Recipe& recipe,

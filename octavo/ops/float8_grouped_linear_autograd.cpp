@@ -75,13 +75,13 @@ class Float8GroupedLinear : public torch::autograd::Function<Float8GroupedLinear
   }
 };
 
-// Whether w's transposed layout is kept: where E * N * K bytes are no more than x's M * K.
+// Whether w's transposed layout is kept: as float8_linear, M >= N, all experts' tokens counted.
 bool keeps_expert_weights(const at::Tensor& x, const at::Tensor& w, std::string_view word) {
   const KeepWeightTransposed keep = parse_keep("keep_weight_transposed", word);
   if (keep != KeepWeightTransposed::kAuto) return keep == KeepWeightTransposed::kOn;
   if (x.dim() != 2 || w.dim() != 3) return true;  // _forward refuses them
   const std::optional<std::int64_t> rows = x.sym_size(0).maybe_as_int();
-  const std::optional<std::int64_t> features = (w.sym_size(0) * w.sym_size(1)).maybe_as_int();
+  const std::optional<std::int64_t> features = w.sym_size(1).maybe_as_int();
   return !rows || !features || *rows >= *features;
 }
 

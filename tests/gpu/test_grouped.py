@@ -248,10 +248,10 @@ def test_swiglu_and_permute_are_the_cpus(dtype):
         dh = random(rows, f, dtype=dtype, seed=3)
         results = []
         for device in ["cpu", "cuda"]:
-            leaf = both.to(device).requires_grad_()
+            leaf = both.detach().clone().to(device).requires_grad_()
             h = octavo.swiglu(leaf)
             h.backward(dh.to(device))
-            parts = [t.detach().to(device).requires_grad_() for t in both.chunk(2, 1)]
+            parts = [t.clone().to(device).requires_grad_() for t in both.chunk(2, 1)]
             octavo.swiglu(*parts).backward(dh.to(device))
             assert same_bits(torch.cat([p.grad for p in parts], 1), leaf.grad)
             results.append((h.detach(), leaf.grad))
@@ -264,7 +264,7 @@ def test_swiglu_and_permute_are_the_cpus(dtype):
         weights, dout = torch.rand(tokens, k), random(tokens, d, dtype=dtype, seed=5)
         results = []
         for device in ["cpu", "cuda"]:
-            leaves = [t.detach().to(device).requires_grad_() for t in (x, rows_, weights)]
+            leaves = [t.clone().to(device).requires_grad_() for t in (x, rows_, weights)]
             c, r = choice.to(device), row.to(device)
             y = octavo.permute(leaves[0], c, r)
             y.backward(rows_.to(device))

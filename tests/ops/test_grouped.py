@@ -250,6 +250,16 @@ def test_saved_for_backward_is_fp8_only():
     y.sum().backward()
 
 
+def test_auto_keeps_the_weights_where_m_is_at_least_n():
+    for m, n, kept in [(64, 64, True), (63, 64, False)]:
+        x, w, offs = operands([m - 3, 3], k=32, n=n)
+        saved = set()
+        with torch.autograd.graph.saved_tensors_hooks(
+                lambda t: saved.add(t.untyped_storage().data_ptr()) or t, lambda t: t):
+            octavo.float8_grouped_linear(x, w, offs)
+        assert (w.data_ptr() not in saved) == kept
+
+
 def test_autocast_casts_only_x():
     x, w, offs = operands([17, 3])
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -1,5 +1,7 @@
 #include "octavo/kernels/gpu/swiglu.h"
 
+#include <initializer_list>
+
 #include "octavo/kernels/gpu/launch.h"
 #include "octavo/kernels/gpu/store.h"
 

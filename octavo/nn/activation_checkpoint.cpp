@@ -87,13 +87,15 @@ class GeneratorGuard {
   RandomState before_;
 };
 
+using Block = std::function<std::vector<at::Tensor>(const at::Tensor&)>;
+
 // What backward needs besides x to run the block again.
 struct Recomputation : torch::CustomClassHolder {
-  std::function<at::Tensor(const at::Tensor&)> block;
+  Block block;
   RandomState random;
   AutocastState autocast;
 
-  Recomputation(std::function<at::Tensor(const at::Tensor&)> block, c10::Device device)
+  Recomputation(Block block, c10::Device device)
       : block(std::move(block)),
         random(RandomState::current(device)),
         autocast(AutocastState::current(device.type())) {}
@@ -102,8 +104,8 @@ struct Recomputation : torch::CustomClassHolder {
 class Checkpoint : public torch::autograd::Function<Checkpoint> {
  public:
   // `anchor` requires a gradient, so that backward comes here even where x requires none.
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& anchor,
-                            const c10::intrusive_ptr<Recomputation>& recomputation) {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& anchor,
+                               const c10::intrusive_ptr<Recomputation>& recomputation) {
     static_cast<void>(anchor);
     ctx->save_for_backward({x});
     ctx->saved_data["recomputation"] = c10::IValue::make_capsule(recomputation);
@@ -124,25 +126,38 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
         ctx->saved_data["recomputation"].toCapsule());
     at::Tensor input = x.detach();
     input.set_requires_grad(ctx->needs_input_grad(0));
-    at::Tensor y;
+    variable_list results;
     {
       const at::AutoGradMode record(true);
       const AutocastGuard autocast(recomputation->autocast);
       const GeneratorGuard generator(recomputation->random);
-      y = recomputation->block(input);
+      results = recomputation->block(input);
     }
-    if (y.requires_grad()) torch::autograd::backward({y}, {grads[0]});
+    variable_list roots, root_grads;
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      if (!results[i].requires_grad()) continue;
+      roots.push_back(results[i]);
+      root_grads.push_back(grads[i]);
+    }
+    if (!roots.empty()) torch::autograd::backward(roots, root_grads);
     return {input.grad(), at::Tensor(), at::Tensor()};
   }
 };
 
 }  // namespace
 
-at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> block, const at::Tensor& x) {
+std::vector<at::Tensor> checkpoint(Block block, const at::Tensor& x) {
   if (!at::GradMode::is_enabled()) return block(x);
   auto recomputation = c10::make_intrusive<Recomputation>(std::move(block), x.device());
   const at::Tensor anchor = at::empty({0}).set_requires_grad(true);
   return Checkpoint::apply(x, anchor, recomputation);
+}
+
+at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> block, const at::Tensor& x) {
+  const Block several = [block = std::move(block)](const at::Tensor& x) {
+    return std::vector<at::Tensor>{block(x)};
+  };
+  return checkpoint(several, x)[0];
 }
 
 }  // namespace octavo::nn

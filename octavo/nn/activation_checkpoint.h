@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <vector>
 
 namespace octavo::nn {
 
@@ -21,5 +22,10 @@ namespace octavo::nn {
 /// Errors: torch::autograd::grad() instead of backward() (the recomputation accumulates into the
 /// parameters' .grad), second derivatives.
 at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> block, const at::Tensor& x);
+
+/// The same for a block of several results, each of which may take part in the loss; all must be
+/// defined. Those of an integer type have no gradient.
+std::vector<at::Tensor> checkpoint(std::function<std::vector<at::Tensor>(const at::Tensor&)> block,
+                                   const at::Tensor& x);
 
 }  // namespace octavo::nn

@@ -4,10 +4,8 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
-#include <optional>
 
-#include "octavo/ops/float8_linear.h"
-#include "octavo/recipe/recipe.h"
+#include "octavo/nn/float8_layer.h"
 
 namespace octavo::nn {
 
@@ -15,13 +13,14 @@ struct LinearOptions {
   std::int64_t in_features = 0;
   std::int64_t out_features = 0;
   bool bias = false;
+  bool high_precision = false;    ///< conversion leaves it alone whatever it is asked
   at::TensorOptions tensor = {};  ///< dtype and device of weight and bias
 };
 
 /// y = x . w^T (+ bias). Without a recipe an ordinary linear; with one, float8_linear. Converting
 /// sets the recipe and allocates nothing; parameters keep their names, so state dicts of
 /// converted and plain models are interchangeable.
-class LinearImpl : public torch::nn::Cloneable<LinearImpl> {
+class LinearImpl : public torch::nn::Cloneable<LinearImpl>, public Float8Layer {
  public:
   explicit LinearImpl(const LinearOptions& options);
   void reset() override;
@@ -36,8 +35,6 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl> {
   LinearOptions options;
   torch::Tensor weight;  // (out_features, in_features)
   torch::Tensor bias;    // (out_features) or undefined
-  std::optional<Recipe> recipe;
-  KeepWeightTransposed keep_weight_transposed = KeepWeightTransposed::kAuto;
 };
 TORCH_MODULE(Linear);
 

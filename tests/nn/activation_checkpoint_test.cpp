@@ -212,5 +212,23 @@ TEST(ActivationCheckpoint, ErrorsSayWhatToDo) {
       c10::Error);
 }
 
+TEST(ActivationCheckpoint, SeveralResultsEachWithItsGradient) {
+  const auto gradients = [](bool checkpointed) {
+    torch::manual_seed(3);
+    const at::Tensor w = torch::randn({4}).set_requires_grad(true);
+    const at::Tensor x = torch::randn({4}).set_requires_grad(true);
+    const auto block = [&w](const at::Tensor& x) {
+      return std::vector<at::Tensor>{x * w, (x * x * w).sum(), at::arange(3, at::kLong)};
+    };
+    const auto results = checkpointed ? checkpoint(block, x) : block(x);
+    EXPECT_FALSE(results[2].requires_grad());
+    EXPECT_TRUE(at::equal(results[2], at::arange(3, at::kLong)));
+    (results[0].sum() + 0.5 * results[1]).backward();
+    return std::vector<at::Tensor>{x.grad(), w.grad()};
+  };
+  const auto got = gradients(true), expected = gradients(false);
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(same_bits(got[i], expected[i])) << i;
+}
+
 }  // namespace
 }  // namespace octavo::nn

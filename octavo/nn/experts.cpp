@@ -1,0 +1,55 @@
+#include "octavo/nn/experts.h"
+
+#include <ATen/Functions.h>
+
+#include <cmath>
+
+#include "octavo/nn/grouped_linear.h"
+#include "octavo/ops/float8_grouped_linear.h"
+
+namespace octavo::nn {
+namespace {
+
+// torch.nn.Linear's initialisation of each expert: uniform within 1 / sqrt(in_features).
+void initialise(torch::Tensor& weight_ENK) {
+  torch::NoGradGuard no_grad;
+  const double bound = 1.0 / std::sqrt(std::max<double>(1.0, double(weight_ENK.size(2))));
+  weight_ENK.uniform_(-bound, bound);
+}
+
+}  // namespace
+
+ExpertsImpl::ExpertsImpl(const ExpertsOptions& options) : options(options) { reset(); }
+
+void ExpertsImpl::reset() {
+  TORCH_CHECK(options.experts >= 1 && options.features >= 1 && options.hidden >= 1,
+              "Experts: expected at least one expert, feature and hidden feature, got ",
+              options.experts, ", ", options.features, " and ", options.hidden,
+              "; give the sizes of the model");
+  gate_up_proj = register_parameter(
+      "gate_up_proj",
+      torch::empty({options.experts, 2 * options.hidden, options.features}, options.tensor));
+  down_proj = register_parameter(
+      "down_proj",
+      torch::empty({options.experts, options.features, options.hidden}, options.tensor));
+  initialise(gate_up_proj);
+  initialise(down_proj);
+}
+
+void ExpertsImpl::pretty_print(std::ostream& stream) const {
+  stream << "octavo::nn::Experts(" << options.experts << " experts, " << options.features << ", "
+         << options.hidden << (recipe ? ", recipe " + recipe->to_string() : "") << ")";
+}
+
+torch::Tensor ExpertsImpl::forward(const torch::Tensor& x, const torch::Tensor& offs) {
+  const auto product = [&](const at::Tensor& a, const at::Tensor& w) {
+    return recipe ? float8_grouped_linear(a, w, offs, *recipe, keep_weight_transposed)
+                  : grouped_linear(a, w, offs);
+  };
+  const at::Tensor gate_up = product(x, gate_up_proj);  // (M, 2F)
+  const at::Tensor hidden = at::silu(gate_up.narrow(1, 0, options.hidden)) *
+                            gate_up.narrow(1, options.hidden, options.hidden);
+  return product(hidden, down_proj);
+}
+
+}  // namespace octavo::nn

@@ -1,5 +1,6 @@
 #include "octavo/models/llama.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "octavo/nn/activation_checkpoint.h"
@@ -7,12 +8,6 @@
 
 namespace octavo::models {
 namespace {
-
-nn::Linear make_linear(std::int64_t in_features, std::int64_t out_features,
-                       const at::TensorOptions& tensor) {
-  return nn::Linear(nn::LinearOptions{
-      .in_features = in_features, .out_features = out_features, .tensor = tensor});
-}
 
 nn::RMSNorm make_norm(const LlamaConfig& config, const at::TensorOptions& tensor) {
   return nn::RMSNorm(
@@ -61,28 +56,25 @@ torch::Tensor LlamaAttentionImpl::forward(const torch::Tensor& x, const RopeTabl
   return o_proj(y_BHTP.transpose(1, 2).reshape({batch, sequence, config.dim}));
 }
 
-LlamaMlpImpl::LlamaMlpImpl(const LlamaConfig& config, const at::TensorOptions& tensor) {
-  gate_proj = register_module("gate_proj", make_linear(config.dim, config.hidden, tensor));
-  up_proj = register_module("up_proj", make_linear(config.dim, config.hidden, tensor));
-  down_proj = register_module("down_proj", make_linear(config.hidden, config.dim, tensor));
-}
-
-torch::Tensor LlamaMlpImpl::forward(const torch::Tensor& x) {
-  return down_proj(at::silu(gate_proj(x)) * up_proj(x));
-}
-
-LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config, const at::TensorOptions& tensor) {
+LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config, std::int64_t layer,
+                               const at::TensorOptions& tensor) {
   self_attn = register_module("self_attn", LlamaAttention(config, tensor));
-  mlp = register_module("mlp", LlamaMlp(config, tensor));
+  if (config.moe.is_moe_layer(layer)) {
+    moe = register_module("moe", Moe(config.dim, config.moe, tensor));
+  } else {
+    mlp = register_module("mlp", LlamaMlp(config.dim, config.hidden, tensor));
+  }
   input_layernorm = register_module("input_layernorm", make_norm(config, tensor));
   post_attention_layernorm = register_module("post_attention_layernorm", make_norm(config, tensor));
 }
 
-torch::Tensor LlamaBlockImpl::forward(const torch::Tensor& x, const RopeTable& rope, KvCache* cache,
-                                      std::int64_t layer) {
-  const auto [h, y] = post_attention_layernorm->forward_residual(
+BlockOutput LlamaBlockImpl::forward(const torch::Tensor& x, const RopeTable& rope, KvCache* cache,
+                                    std::int64_t layer) {
+  const auto [h, normed] = post_attention_layernorm->forward_residual(
       self_attn(input_layernorm(x), rope, cache, layer), x);
-  return h + mlp(y);
+  if (moe.is_empty()) return {.y = h + mlp(normed), .aux_loss = {}, .tokens_per_expert = {}};
+  const MoeOutput out = moe(normed);
+  return {h + out.y, out.aux_loss, out.tokens_per_expert};
 }
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config, const at::TensorOptions& tensor)
@@ -92,16 +84,44 @@ LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config, const at::TensorOption
       nn::Embedding(nn::EmbeddingOptions{
           .vocabulary = config.vocabulary, .features = config.dim, .tensor = tensor}));
   layers = register_module("layers", torch::nn::ModuleList());
-  for (std::int64_t i = 0; i < config.layers; ++i) layers->push_back(LlamaBlock(config, tensor));
+  for (std::int64_t i = 0; i < config.layers; ++i) {
+    layers->push_back(LlamaBlock(config, i, tensor));
+  }
   norm = register_module("norm", make_norm(config, tensor));
 }
 
-const RopeTable& LlamaModelImpl::rope_table(const at::Device& device) {
-  if (!rope_.cosine.defined() || rope_.cosine.device() != device) {
-    rope_ = make_rope_table(config.max_sequence, config.head_dim(), config.rope_theta, device);
+// Not of max_sequence at once: for ten million positions that would be gigabytes. A row does not
+// depend on how many there are.
+const RopeTable& LlamaModelImpl::rope_table(std::int64_t positions, const at::Device& device) {
+  if (!rope_.cosine.defined() || rope_.cosine.device() != device ||
+      rope_.cosine.size(0) < positions) {
+    std::int64_t rows = 1024;
+    while (rows < positions) rows *= 2;
+    rope_ = make_rope_table(std::min(rows, config.max_sequence), config.head_dim(),
+                            config.rope_theta, device);
   }
   return rope_;
 }
+
+namespace {
+
+// The block's output; with checkpointing its inside is recomputed in backward.
+BlockOutput run_block(const std::shared_ptr<LlamaBlockImpl>& block, const torch::Tensor& x,
+                      const RopeTable& rope, ActivationCheckpointing mode) {
+  if (mode == ActivationCheckpointing::kNone) return block->forward(x, rope);
+  const auto tensors = nn::checkpoint(
+      [block, rope](const at::Tensor& x) {
+        const BlockOutput out = block->forward(x, rope);
+        return out.aux_loss.defined()
+                   ? std::vector<at::Tensor>{out.y, out.aux_loss, out.tokens_per_expert}
+                   : std::vector<at::Tensor>{out.y};
+      },
+      x);
+  if (tensors.size() == 1) return {.y = tensors[0], .aux_loss = {}, .tokens_per_expert = {}};
+  return {tensors[0], tensors[1], tensors[2]};
+}
+
+}  // namespace
 
 torch::Tensor LlamaModelImpl::forward(const torch::Tensor& tokens, KvCache* cache) {
   TORCH_CHECK(tokens.dim() == 2 && tokens.scalar_type() == at::kLong, "tokens are ",
@@ -112,16 +132,20 @@ torch::Tensor LlamaModelImpl::forward(const torch::Tensor& tokens, KvCache* cach
               begin > 0 ? " after " + std::to_string(begin) + " cached positions" : "",
               "; there must be at least one, and at most max_sequence = ", config.max_sequence,
               " positions in a sequence");
-  const RopeTable rope = rope_table(tokens.device()).slice(begin, sequence);
+  const RopeTable rope = rope_table(begin + sequence, tokens.device()).slice(begin, sequence);
 
   at::Tensor x = embed_tokens(tokens);  // (B, T, D)
+  const bool trains = at::GradMode::is_enabled();
+  if (trains) aux_loss.reset();
   for (std::int64_t i = 0; i < config.layers; ++i) {
     const auto block = layers->ptr<LlamaBlockImpl>(i);
-    if (activation_checkpointing == ActivationCheckpointing::kBlocks && cache == nullptr) {
-      x = nn::checkpoint([block, rope](const at::Tensor& x) { return block->forward(x, rope); }, x);
-    } else {
-      x = block->forward(x, rope, cache, i);
-    }
+    const BlockOutput out = cache == nullptr ? run_block(block, x, rope, activation_checkpointing)
+                                             : block->forward(x, rope, cache, i);
+    x = out.y;
+    if (!trains || !out.aux_loss.defined()) continue;
+    // Here and not inside the block, which runs twice where it is checkpointed.
+    aux_loss = aux_loss.defined() ? aux_loss + out.aux_loss : out.aux_loss;
+    block->moe->router->record(out.tokens_per_expert);
   }
   if (cache != nullptr) cache->advance(sequence);
   return norm(x);
@@ -142,9 +166,19 @@ LlamaImpl::LlamaImpl(const LlamaConfig& config, const at::TensorOptions& tensor)
     block.self_attn->k_proj->weight.normal_(0, deviation);
     block.self_attn->v_proj->weight.normal_(0, deviation);
     block.self_attn->o_proj->weight.normal_(0, residual_deviation);
-    block.mlp->gate_proj->weight.normal_(0, deviation);
-    block.mlp->up_proj->weight.normal_(0, deviation);
-    block.mlp->down_proj->weight.normal_(0, residual_deviation);
+    const auto initialise_mlp = [&](LlamaMlp& mlp) {
+      mlp->gate_proj->weight.normal_(0, deviation);
+      mlp->up_proj->weight.normal_(0, deviation);
+      mlp->down_proj->weight.normal_(0, residual_deviation);
+    };
+    if (block.moe.is_empty()) {
+      initialise_mlp(block.mlp);
+      continue;
+    }
+    block.moe->router->gate->weight.normal_(0, deviation);
+    block.moe->experts->gate_up_proj.normal_(0, deviation);
+    block.moe->experts->down_proj.normal_(0, residual_deviation);
+    if (!block.moe->shared_expert.is_empty()) initialise_mlp(block.moe->shared_expert);
   }
   if (config.tied_head) {
     lm_head->tie_weight(model->embed_tokens->weight);
@@ -167,6 +201,15 @@ torch::Tensor LlamaImpl::loss(const torch::Tensor& tokens, const torch::Tensor& 
   }
   const at::Tensor logits_MV = forward(tokens).flatten(0, 1).to(at::kFloat);
   return at::cross_entropy_loss(logits_MV, targets.flatten());
+}
+
+std::vector<nn::Router> LlamaImpl::routers() const {
+  std::vector<nn::Router> routers;
+  for (std::int64_t i = 0; i < config.layers; ++i) {
+    const auto& block = model->layers->at<LlamaBlockImpl>(i);
+    if (!block.moe.is_empty()) routers.push_back(block.moe->router);
+  }
+  return routers;
 }
 
 void LlamaImpl::set_activation_checkpointing(ActivationCheckpointing mode) {

@@ -8,15 +8,18 @@
 #include <string>
 #include <vector>
 
+#include "octavo/models/feed_forward.h"
 #include "octavo/models/kv_cache.h"
 #include "octavo/models/llama_config.h"
+#include "octavo/models/moe.h"
 #include "octavo/models/rope.h"
 #include "octavo/nn/embedding.h"
 #include "octavo/nn/linear.h"
 #include "octavo/nn/rms_norm.h"
 
-// Llama 3's decoder. Module and parameter names are Hugging Face's LlamaForCausalLM's, so that
-// state dicts are interchangeable. Shapes: B batch, T sequence, D model, F hidden, H heads, P
+// Llama 3's decoder, and with MoeConfig::experts one whose blocks are, all or some, mixtures of
+// experts. Module and parameter names are Hugging Face's LlamaForCausalLM's, so that state dicts of
+// dense models are interchangeable. Shapes: B batch, T sequence, D model, F hidden, H heads, P
 // features of a head, V vocabulary.
 namespace octavo::models {
 
@@ -39,27 +42,25 @@ class LlamaAttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaAttention);
 
-/// SwiGLU: down(silu(gate(x)) * up(x)).
-class LlamaMlpImpl : public torch::nn::Module {
- public:
-  LlamaMlpImpl(const LlamaConfig& config, const at::TensorOptions& tensor);
-
-  torch::Tensor forward(const torch::Tensor& x);  // (B, T, D) -> (B, T, D)
-
-  nn::Linear gate_proj{nullptr}, up_proj{nullptr}, down_proj{nullptr};
+/// What a block gives: y, and of an MoE one the rest of MoeOutput too.
+struct BlockOutput {
+  torch::Tensor y;                  // (B, T, D)
+  torch::Tensor aux_loss;           // undefined in a dense block
+  torch::Tensor tokens_per_expert;  // likewise
 };
-TORCH_MODULE(LlamaMlp);
 
-/// One block: x + attention(norm(x)), then x + mlp(norm(x)).
+/// One block: x + attention(norm(x)), then x + mlp(norm(x)), or moe in place of mlp.
 class LlamaBlockImpl : public torch::nn::Module {
  public:
-  LlamaBlockImpl(const LlamaConfig& config, const at::TensorOptions& tensor);
+  /// `layer`, from 0, decides between mlp and moe (MoeConfig::is_moe_layer).
+  LlamaBlockImpl(const LlamaConfig& config, std::int64_t layer, const at::TensorOptions& tensor);
 
-  torch::Tensor forward(const torch::Tensor& x, const RopeTable& rope, KvCache* cache = nullptr,
-                        std::int64_t layer = 0);  // (B, T, D) -> (B, T, D)
+  BlockOutput forward(const torch::Tensor& x, const RopeTable& rope, KvCache* cache = nullptr,
+                      std::int64_t layer = 0);  // x: (B, T, D)
 
   LlamaAttention self_attn{nullptr};
-  LlamaMlp mlp{nullptr};
+  LlamaMlp mlp{nullptr};  // null in an MoE block
+  Moe moe{nullptr};       // null in a dense one
   nn::RMSNorm input_layernorm{nullptr}, post_attention_layernorm{nullptr};
 };
 TORCH_MODULE(LlamaBlock);
@@ -70,8 +71,10 @@ class LlamaModelImpl : public torch::nn::Module {
   LlamaModelImpl(const LlamaConfig& config, const at::TensorOptions& tensor);
 
   /// tokens: (B, T) int64 -> (B, T, D). T must be at least 1, and with the positions of the cache
-  /// at most max_sequence.
+  /// at most max_sequence. Where gradients are recorded the routers record() their tokens, and
+  /// aux_loss is the sum over the blocks; it is undefined in a dense model.
   torch::Tensor forward(const torch::Tensor& tokens, KvCache* cache = nullptr);
+  torch::Tensor aux_loss;
 
   LlamaConfig config;
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::kNone;
@@ -80,15 +83,15 @@ class LlamaModelImpl : public torch::nn::Module {
   nn::RMSNorm norm{nullptr};
 
  private:
-  const RopeTable& rope_table(const at::Device& device);
-  RopeTable rope_;  // of max_sequence positions, made at first use on the tokens' device
+  const RopeTable& rope_table(std::int64_t positions, const at::Device& device);
+  RopeTable rope_;  // of as many positions as a forward pass has needed, on the tokens' device
 };
 TORCH_MODULE(LlamaModel);
 
 /// The decoder with its head.
 ///
-/// Weights start normal with deviation 0.02, those of o_proj and down_proj, which add to the
-/// residual stream, divided by sqrt(2 * layers); norms at one. Deterministic after
+/// Weights start normal with deviation 0.02 (routers' gates too), those of o_proj and down_proj,
+/// which add to the residual stream, divided by sqrt(2 * layers); norms at one. Deterministic after
 /// torch::manual_seed. On the meta device nothing is allocated: for `inspect`.
 class LlamaImpl : public torch::nn::Module {
  public:
@@ -105,6 +108,13 @@ class LlamaImpl : public torch::nn::Module {
   /// Mean cross-entropy in nats over all B * T targets, a scalar computed in fp32. tokens and
   /// targets: (B, T) int64; a target of -100 does not count.
   torch::Tensor loss(const torch::Tensor& tokens, const torch::Tensor& targets);
+
+  /// The routers' auxiliary losses of the last pass that recorded gradients, to be added to its
+  /// loss(); a scalar, 0 where none balances by loss, undefined in a dense model.
+  const torch::Tensor& aux_loss() const { return model->aux_loss; }
+
+  /// The routers of the MoE blocks, in order.
+  std::vector<nn::Router> routers() const;
 
   void set_activation_checkpointing(ActivationCheckpointing mode);
 

@@ -9,10 +9,18 @@ namespace octavo::models {
 
 ParameterCount parameter_count(const LlamaConfig& config) {
   config.validate();
-  const std::int64_t D = config.dim, F = config.hidden;
+  const MoeConfig& moe = config.moe;
+  const std::int64_t D = config.dim;
+  const std::int64_t moe_layers = moe.moe_layers(config.layers);
+  const std::int64_t dense_layers = config.layers - moe_layers;
+  const std::int64_t bias = moe.balance == nn::LoadBalance::kBias ? moe.experts : 0;
   ParameterCount count;
   count.embedding = config.vocabulary * D;
-  count.linears = config.layers * (2 * D * D + 2 * D * config.kv_dim() + 3 * D * F);
+  count.linears = config.layers * (2 * D * D + 2 * D * config.kv_dim()) +
+                  dense_layers * 3 * D * config.hidden + moe_layers * 3 * D * moe.shared_hidden;
+  count.routers = moe_layers * (moe.experts * D + bias);
+  count.experts = moe_layers * moe.experts * 3 * D * moe.hidden;
+  count.active_experts = moe_layers * moe.top_k * 3 * D * moe.hidden;
   count.norms = (2 * config.layers + 1) * D;
   count.head = config.tied_head ? 0 : config.vocabulary * D;
   return count;
@@ -22,7 +30,10 @@ FlopsPerToken flops_per_token(const LlamaConfig& config, std::int64_t sequence) 
   TORCH_CHECK(sequence >= 1, "flops_per_token: the sequence is ", sequence,
               " tokens; it must have at least one");
   const double D = double(config.dim);
-  return {.linears = 6.0 * double(parameter_count(config).linears),
+  const ParameterCount count = parameter_count(config);
+  const double gates = double(config.moe.moe_layers(config.layers) * config.moe.experts) * D;
+  return {.linears = 6.0 * (double(count.linears) + gates),
+          .experts = 6.0 * double(count.active_experts),
           .head = 6.0 * double(config.vocabulary) * D,
           .attention = 6.0 * double(config.layers) * D * double(sequence + 1)};
 }
@@ -38,15 +49,25 @@ std::vector<ModuleRow> list_modules(const LlamaImpl& model) {
   std::unordered_set<const void*> seen;
   for (const auto& item : model.named_modules()) {
     ModuleRow row{.fqn = item.key(), .kind = "", .shape = {}, .recipe = ""};
-    if (const auto* linear = item.value()->as<nn::LinearImpl>()) {
+    if (item.value()->as<nn::LinearImpl>() != nullptr) {
       row.kind = "Linear";
-      if (linear->recipe) row.recipe = linear->recipe->to_string();
+    } else if (const auto* experts = item.value()->as<nn::ExpertsImpl>()) {
+      row.kind = "Experts";
+      row.shape = {experts->options.experts, experts->options.features, experts->options.hidden};
+    } else if (const auto* router = item.value()->as<nn::RouterImpl>()) {
+      if (!router->expert_bias.defined()) continue;
+      row.kind = "Router";
+      row.shape = {router->options.experts};
     } else if (item.value()->as<nn::EmbeddingImpl>() != nullptr) {
       row.kind = "Embedding";
     } else if (item.value()->as<nn::RMSNormImpl>() != nullptr) {
       row.kind = "RMSNorm";
     } else {
       continue;
+    }
+    if (const auto* layer = dynamic_cast<const nn::Float8Layer*>(item.value().get())) {
+      row.converts = true;
+      if (layer->recipe) row.recipe = layer->recipe->to_string();
     }
     for (const auto& parameter : item.value()->named_parameters(/*recurse=*/false)) {
       const at::Tensor& tensor = parameter.value();

@@ -23,7 +23,8 @@ void check_divides(const char* field, std::int64_t value, const char* whole_fiel
               ", which is ", whole);
 }
 
-// Smallest first. The byte models have a vocabulary of 256; the llama3 ones Llama 3's own.
+// Smallest first, dense ones before those with experts. The byte models have a vocabulary of 256;
+// the llama3 ones Llama 3's own.
 const std::vector<std::pair<std::string, LlamaConfig>>& presets() {
   static const std::vector<std::pair<std::string, LlamaConfig>> table = {
       // 0.1M parameters: seconds per test.
@@ -72,6 +73,95 @@ const std::vector<std::pair<std::string, LlamaConfig>>& presets() {
         .kv_heads = 8,
         .hidden = 14336,
         .max_sequence = 8192}},
+      // 0.1M: both kinds of block, bias balancing and a shared expert.
+      {"debug-moe",
+       {.vocabulary = 256,
+        .dim = 64,
+        .layers = 2,
+        .heads = 4,
+        .kv_heads = 2,
+        .hidden = 192,
+        .max_sequence = 1024,
+        .moe = {.experts = 4,
+                .top_k = 2,
+                .hidden = 64,
+                .shared_hidden = 64,
+                .every = 2,
+                .normalise = true,
+                .balance = nn::LoadBalance::kBias}}},
+      // 1.4M, 0.9M of them active: learns Shakespeare's bytes in a minute on two cores. Its sizes are
+      // multiples of 128, so that blockwise scales have whole blocks.
+      {"demo-moe",
+       {.vocabulary = 256,
+        .dim = 128,
+        .layers = 4,
+        .heads = 4,
+        .kv_heads = 2,
+        .hidden = 384,
+        .max_sequence = 1024,
+        .moe = {.experts = 8,
+                .top_k = 2,
+                .hidden = 128,
+                .shared_hidden = 128,
+                .every = 2,
+                .normalise = true,
+                .balance_rate = 1e-2}}},
+      // Llama 4 Scout's width with 2 layers of 2 experts; the published measurements' other case is
+      // --layers 8 --experts 8. A dense network of ffn_dim_multiplier 1.2 and multiple_of 2048 has
+      // 16384 features; a token's one expert and the shared one share them, 8192 each.
+      {"llama4-debug",
+       {.vocabulary = 202048,
+        .dim = 5120,
+        .layers = 2,
+        .heads = 40,
+        .kv_heads = 8,
+        .hidden = 16384,
+        .max_sequence = 10485760,
+        .rope_theta = 500000.0,
+        .moe = {.experts = 2,
+                .top_k = 1,
+                .hidden = 8192,
+                .shared_hidden = 8192,
+                .score = nn::RouterScore::kSigmoid,
+                .weight_on = WeightOn::kInput,
+                .balance = nn::LoadBalance::kBias}}},
+      // One rank's share of DeepSeek-V3's blocks under 8-way expert parallelism: 32 of its 256
+      // experts (8 of a token, which score by sigmoids and a bias), one shared expert, its width
+      // and
+      // its dense network; 4 of its 61 layers, and plain attention in place of its latent one.
+      {"deepseek-v3-shape",
+       {.vocabulary = 129280,
+        .dim = 7168,
+        .layers = 4,
+        .heads = 56,
+        .kv_heads = 8,
+        .hidden = 18432,
+        .max_sequence = 4096,
+        .rope_theta = 10000.0,
+        .norm_eps = 1e-6,
+        .moe = {.experts = 32,
+                .top_k = 8,
+                .hidden = 2048,
+                .shared_hidden = 2048,
+                .dense_first = 1,
+                .score = nn::RouterScore::kSigmoid,
+                .normalise = true,
+                .scale = 2.5,
+                .balance = nn::LoadBalance::kBias}}},
+      // The sizes of DeepSeek-MoE-16B: 64 experts, 6 of a token, two shared ones (one network of
+      // twice the width), the first block dense.
+      {"deepseek-moe-16b",
+       {.vocabulary = 102400,
+        .dim = 2048,
+        .layers = 28,
+        .heads = 16,
+        .kv_heads = 16,
+        .hidden = 10944,
+        .max_sequence = 4096,
+        .rope_theta = 10000.0,
+        .norm_eps = 1e-6,
+        .moe =
+            {.experts = 64, .top_k = 6, .hidden = 1408, .shared_hidden = 2816, .dense_first = 1}}},
   };
   return table;
 }
@@ -92,6 +182,7 @@ void LlamaConfig::validate() const {
   check_divides("kv_heads", kv_heads, "heads", heads);
   TORCH_CHECK(head_dim() % 2 == 0, "heads is ", heads, "; dim / heads = ", head_dim(),
               " must be even, because RoPE rotates pairs of features");
+  moe.validate(layers);
 }
 
 std::vector<std::string> llama_preset_names() {

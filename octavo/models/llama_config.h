@@ -4,20 +4,25 @@
 #include <string>
 #include <vector>
 
+#include "octavo/models/moe_config.h"
+
 namespace octavo::models {
 
-/// Sizes of a Llama-3 style decoder. Letters: D model, F hidden, H heads, V vocabulary, T sequence.
+/// Sizes of a Llama style decoder: dense as Llama 3, or with a mixture of experts in all or some of
+/// its blocks as Llama 4 and DeepSeek (their attention is Llama 3's here). Letters: D model, F
+/// hidden, H heads, V vocabulary, T sequence.
 struct LlamaConfig {
   std::int64_t vocabulary = 256;     ///< V
   std::int64_t dim = 256;            ///< D
   std::int64_t layers = 4;           ///< blocks
   std::int64_t heads = 4;            ///< H, of size dim / heads, which must be even (RoPE pairs)
   std::int64_t kv_heads = 4;         ///< divides heads: each serves heads / kv_heads query heads
-  std::int64_t hidden = 768;         ///< F
+  std::int64_t hidden = 768;         ///< F of the dense blocks
   std::int64_t max_sequence = 8192;  ///< longest T
   double rope_theta = 500000.0;
   double norm_eps = 1e-5;
   bool tied_head = false;  ///< lm_head.weight is model.embed_tokens.weight
+  MoeConfig moe = {};      ///< without experts unless said otherwise
 
   /// Features of one head. Only for sizes that passed validate().
   std::int64_t head_dim() const { return dim / heads; }
@@ -30,7 +35,8 @@ struct LlamaConfig {
   friend bool operator==(const LlamaConfig&, const LlamaConfig&) = default;
 };
 
-/// "debug", ..., "llama3-8b": names of the presets, smallest first.
+/// Names of the presets: "debug", ..., "llama3-8b", smallest first, then those with experts,
+/// "debug-moe", ..., likewise.
 std::vector<std::string> llama_preset_names();
 
 /// The preset of that name; an unknown name is an error that lists the known ones.

@@ -31,6 +31,11 @@ TEST(LlamaAccounting, ParametersAreThoseOfTheModel) {
         expected.embedding += tensor.numel();
       } else if (name == "lm_head.weight") {
         expected.head += tensor.numel();
+      } else if (name.find("router") != name.npos) {
+        expected.routers += tensor.numel();
+      } else if (name.find("moe.experts") != name.npos) {
+        expected.experts += tensor.numel();
+        expected.active_experts += tensor.numel() / config.moe.experts * config.moe.top_k;
       } else {
         (tensor.dim() == 1 ? expected.norms : expected.linears) += tensor.numel();
       }
@@ -40,13 +45,22 @@ TEST(LlamaAccounting, ParametersAreThoseOfTheModel) {
     EXPECT_EQ(got.linears, expected.linears);
     EXPECT_EQ(got.norms, expected.norms);
     EXPECT_EQ(got.head, expected.head);
-    EXPECT_EQ(got.total(), expected.embedding + expected.linears + expected.norms + expected.head);
+    EXPECT_EQ(got.routers, expected.routers);
+    EXPECT_EQ(got.experts, expected.experts);
+    EXPECT_EQ(got.active_experts, expected.active_experts);
+    EXPECT_EQ(got.total(), expected.embedding + expected.linears + expected.routers +
+                               expected.experts + expected.norms + expected.head);
+    EXPECT_EQ(got.active(), got.total() - got.experts + got.active_experts);
   }
 }
 
 TEST(LlamaAccounting, PublishedCounts) {
   EXPECT_EQ(parameter_count(llama_preset("llama3-8b")).total(), 8030261248);
   EXPECT_EQ(parameter_count(llama_preset("llama3-1b")).total(), 1235814400);
+  // DeepSeek's own figures: 16.4B in all, 2.8B of them active.
+  const ParameterCount deepseek = parameter_count(llama_preset("deepseek-moe-16b"));
+  EXPECT_NEAR(double(deepseek.total()), 16.4e9, 0.05e9);
+  EXPECT_NEAR(double(deepseek.active()), 2.8e9, 0.05e9);
   const std::int64_t bytes_model = parameter_count(llama_preset("100m")).total();
   EXPECT_TRUE(bytes_model > 95e6 && bytes_model < 105e6) << bytes_model;
 }
@@ -55,9 +69,15 @@ TEST(LlamaAccounting, FlopsAreThoseOfTheProducts) {
   for (const LlamaConfig& config : configs()) {
     for (const std::int64_t sequence : {1, 2, 127}) {
       // Every linear: y, dx and dw, a multiply-add for each weight and token.
-      double linears = 0, head = 0;
-      for (const auto& [fqn, linear] : named_linears(*meta_model(config))) {
+      double linears = 0, experts = 0, head = 0;
+      const Llama model = meta_model(config);
+      for (const auto& [fqn, linear] : named_linears(*model)) {
         (fqn == "lm_head" ? head : linears) += 3 * 2.0 * double(linear->weight.numel());
+      }
+      for (const auto& [name, tensor] : nn::unique_parameters(*model)) {
+        if (name.find("moe.experts") == name.npos) continue;
+        experts += 3 * 2.0 * double(tensor.numel()) * double(config.moe.top_k) /
+                   double(config.moe.experts);
       }
       // Attention: each query meets itself and the earlier keys, once for the scores and once for
       // the values; backward is twice the forward.
@@ -67,9 +87,10 @@ TEST(LlamaAccounting, FlopsAreThoseOfTheProducts) {
       }
       const FlopsPerToken got = flops_per_token(config, sequence);
       EXPECT_DOUBLE_EQ(got.linears, linears);
+      EXPECT_DOUBLE_EQ(got.experts, experts);
       EXPECT_DOUBLE_EQ(got.head, head);
       EXPECT_DOUBLE_EQ(got.attention, attention / double(sequence));
-      EXPECT_DOUBLE_EQ(got.total(), linears + head + attention / double(sequence));
+      EXPECT_DOUBLE_EQ(got.total(), linears + experts + head + attention / double(sequence));
     }
   }
   EXPECT_THROW(flops_per_token({}, 0), c10::Error);
@@ -129,6 +150,30 @@ TEST(LlamaAccounting, ModulesAreListedInStateDictOrder) {
   std::vector<std::string> named;
   for (const auto& [fqn, linear] : named_linears(*model)) named.push_back(fqn);
   EXPECT_EQ(named, linears);
+}
+
+TEST(LlamaAccounting, ModulesOfAnMoeBlockAreListed) {
+  Llama model = meta_model(llama_preset("debug-moe"));
+  model->model->layers->at<LlamaBlockImpl>(1).moe->experts->recipe = Recipe{};
+  std::vector<ModuleRow> rows;
+  std::int64_t total = 0;
+  for (const ModuleRow& row : list_modules(*model)) {
+    total += row.parameters;
+    if (row.fqn.find("layers.1.moe") != row.fqn.npos) rows.push_back(row);
+  }
+  EXPECT_EQ(total, parameter_count(llama_preset("debug-moe")).total());
+  ASSERT_EQ(rows.size(), 6u);
+  EXPECT_EQ(rows[0].kind, "Router");
+  EXPECT_EQ(rows[0].shape, (std::vector<std::int64_t>{4}));
+  EXPECT_FALSE(rows[0].converts);
+  EXPECT_EQ(rows[1].fqn, "model.layers.1.moe.router.gate");
+  EXPECT_EQ(rows[1].kind, "Linear");
+  EXPECT_EQ(rows[2].kind, "Experts");
+  EXPECT_EQ(rows[2].shape, (std::vector<std::int64_t>{4, 64, 64}));
+  EXPECT_EQ(rows[2].parameters, 4 * 3 * 64 * 64);
+  EXPECT_EQ(rows[2].recipe, "rowwise");
+  EXPECT_TRUE(rows[2].converts);
+  EXPECT_EQ(rows[3].fqn, "model.layers.1.moe.shared_expert.gate_proj");
 }
 
 }  // namespace

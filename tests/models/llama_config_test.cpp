@@ -6,6 +6,8 @@
 #include <limits>
 #include <string>
 
+#include "octavo/models/llama_accounting.h"
+
 namespace octavo::models {
 namespace {
 
@@ -20,15 +22,19 @@ std::string validation_error(const LlamaConfig& config) {
 
 TEST(LlamaConfig, EveryPresetIsValidAndTheyGrow) {
   std::int64_t smaller = 0;
+  bool moe = false;  // dense ones come first, each kind by size
   for (const auto& name : llama_preset_names()) {
     const LlamaConfig config = llama_preset(name);
     EXPECT_EQ(validation_error(config), "") << name;
-    const std::int64_t size = config.layers * config.dim * config.hidden;
+    if (!moe && config.moe.experts > 0) smaller = 0;
+    EXPECT_LE(moe, config.moe.experts > 0) << name;
+    moe = config.moe.experts > 0;
+    const std::int64_t size = parameter_count(config).total();
     EXPECT_GT(size, smaller) << name << " is listed after a larger one";
     smaller = size;
   }
   EXPECT_EQ(llama_preset_names().front(), "debug");
-  EXPECT_EQ(llama_preset_names().back(), "llama3-8b");
+  EXPECT_EQ(llama_preset_names().back(), "deepseek-moe-16b");
 }
 
 TEST(LlamaConfig, Llama38bHasItsPublishedSizes) {

@@ -1,12 +1,14 @@
-// Run by test_llama_parity.py: loads weights and batches, writes what the model makes of them.
+// Run by test_llama_parity.py and test_moe_parity.py: loads weights and batches, writes what the
+// model makes of them.
 //
 //   test_models --llama-dump INPUT OUTPUT
 //
 // Both files hold a dictionary of tensors as torch.save writes it.
-//   INPUT   config.<field> (0-d), weights.<parameter>, tokens and targets (steps, B, T), lr, betas,
-//           eps, weight_decay (AdamW)
-//   OUTPUT  logits and loss of the first batch, gradients.<parameter>, losses (one for each step,
-//           before it), final.<parameter>
+//   INPUT   config.<field> (0-d; with experts those of MoeConfig too, enums by number),
+//           weights.<parameter>, tokens and targets (steps, B, T), lr, betas, eps, weight_decay
+//           (AdamW)
+//   OUTPUT  logits and loss of the first batch, gradients.<parameter>, losses and aux_losses (one
+//           for each step, before it), final.<parameter>
 
 #include <gtest/gtest.h>
 #include <torch/csrc/api/include/torch/serialize.h>
@@ -47,16 +49,30 @@ void save(const std::string& path, const Tensors& tensors) {
 
 LlamaConfig read_config(const Tensors& input) {
   const auto whole = [&](const char* name) { return input.at(name).item<std::int64_t>(); };
-  return {.vocabulary = whole("config.vocabulary"),
-          .dim = whole("config.dim"),
-          .layers = whole("config.layers"),
-          .heads = whole("config.heads"),
-          .kv_heads = whole("config.kv_heads"),
-          .hidden = whole("config.hidden"),
-          .max_sequence = whole("config.max_sequence"),
-          .rope_theta = input.at("config.rope_theta").item<double>(),
-          .norm_eps = input.at("config.norm_eps").item<double>(),
-          .tied_head = whole("config.tied_head") != 0};
+  LlamaConfig config = {.vocabulary = whole("config.vocabulary"),
+                        .dim = whole("config.dim"),
+                        .layers = whole("config.layers"),
+                        .heads = whole("config.heads"),
+                        .kv_heads = whole("config.kv_heads"),
+                        .hidden = whole("config.hidden"),
+                        .max_sequence = whole("config.max_sequence"),
+                        .rope_theta = input.at("config.rope_theta").item<double>(),
+                        .norm_eps = input.at("config.norm_eps").item<double>(),
+                        .tied_head = whole("config.tied_head") != 0};
+  if (input.count("config.experts") == 0) return config;
+  config.moe = {.experts = whole("config.experts"),
+                .top_k = whole("config.top_k"),
+                .hidden = whole("config.expert_hidden"),
+                .shared_hidden = whole("config.shared_hidden"),
+                .every = whole("config.moe_every"),
+                .dense_first = whole("config.dense_first"),
+                .score = octavo::nn::RouterScore(whole("config.sigmoid")),
+                .normalise = whole("config.normalise_weights") != 0,
+                .scale = input.at("config.routed_scale").item<double>(),
+                .weight_on = octavo::models::WeightOn(whole("config.weight_on_input")),
+                .balance = octavo::nn::LoadBalance(whole("config.balance")),
+                .balance_rate = input.at("config.balance_rate").item<double>()};
+  return config;
 }
 
 void run(const Tensors& input, Tensors& output) {
@@ -77,7 +93,9 @@ void run(const Tensors& input, Tensors& output) {
 
   const auto number = [&](const char* name) { return input.at(name).item<double>(); };
   std::vector<at::Tensor> tensors;
-  for (const auto& parameter : parameters) tensors.push_back(parameter.tensor);
+  for (const auto& parameter : parameters) {
+    if (parameter.tensor.requires_grad()) tensors.push_back(parameter.tensor);
+  }
   torch::optim::AdamW optimizer(tensors, torch::optim::AdamWOptions(number("lr"))
                                              .betas({input.at("betas")[0].item<double>(),
                                                      input.at("betas")[1].item<double>()})
@@ -89,20 +107,24 @@ void run(const Tensors& input, Tensors& output) {
     const torch::NoGradGuard no_grad;
     output["logits"] = model->forward(tokens[0]);
   }
-  std::vector<at::Tensor> losses;
+  std::vector<at::Tensor> losses, aux_losses;
   for (std::int64_t step = 0; step < tokens.size(0); ++step) {
     const at::Tensor loss = model->loss(tokens[step], targets[step]);
+    const at::Tensor aux = model->aux_loss();
     optimizer.zero_grad();
-    loss.backward();
+    (aux.defined() ? loss + aux : loss).backward();
     losses.push_back(loss.detach());
+    if (aux.defined()) aux_losses.push_back(aux.detach());
     if (step == 0) {
       for (const auto& [name, tensor] : parameters) {
-        output["gradients." + name] = tensor.grad().clone();
+        if (tensor.requires_grad()) output["gradients." + name] = tensor.grad().clone();
       }
     }
     optimizer.step();
+    for (octavo::nn::Router& router : model->routers()) router->update_bias();
   }
   output["losses"] = at::stack(losses);
+  if (!aux_losses.empty()) output["aux_losses"] = at::stack(aux_losses);
   for (const auto& [name, tensor] : parameters) output["final." + name] = tensor;
 }
 

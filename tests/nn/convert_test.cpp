@@ -27,6 +27,13 @@ models::LlamaConfig small_llama(bool tied_head) {
   return config;
 }
 
+// Block 0 dense, block 1 with experts, a shared expert and a router.
+models::LlamaConfig small_moe() {
+  models::LlamaConfig config = small_llama(false);
+  config.moe = {.experts = 4, .top_k = 2, .hidden = 48, .shared_hidden = 32, .every = 2};
+  return config;
+}
+
 std::string error_of(torch::nn::Module& module, const ConvertOptions& options) {
   try {
     convert_to_float8_training(module, options);
@@ -118,8 +125,9 @@ TEST(Convert, TorchtitanNames) {
 TEST(Convert, FilterFunction) {
   models::Llama model(small_llama(false), at::TensorOptions());
   const auto entries = convert_to_float8_training(
-      *model, {.recipe = {}, .filter = [](const LinearImpl& linear, const std::string& fqn) {
-                 return linear.options.out_features == 96 && fqn.find("layers.0") != fqn.npos;
+      *model, {.recipe = {}, .filter = [](const torch::nn::Module& layer, const std::string& fqn) {
+                 return layer.as<LinearImpl>()->options.out_features == 96 &&
+                        fqn.find("layers.0") != fqn.npos;
                }});
   EXPECT_EQ(converted_names(entries), (std::vector<std::string>{"model.layers.0.mlp.gate_proj",
                                                                 "model.layers.0.mlp.up_proj"}));
@@ -220,6 +228,75 @@ TEST(Convert, SmallLayersStayInHighPrecisionWhenTheSizeFilterIsOn) {
   EXPECT_FALSE(on->at<LinearImpl>(1).recipe);
   EXPECT_EQ(converted_names(convert_to_float8_training(*off, {.recipe = {}})).size(), 3u)
       << "off by default";
+}
+
+TEST(Convert, ExpertsAreOneLayerAndTheGateIsLeft) {
+  models::Llama model(small_moe(), at::TensorOptions());
+  const auto entries = convert_to_float8_training(*model, {.recipe = Recipe::parse("rowwise")});
+  // Block 0: 4 + 3; block 1: 4, gate, experts, 3 of the shared expert; the head.
+  EXPECT_EQ(entries.size(), 7u + 9u + 1u);
+  EXPECT_EQ(converted_names(entries).size(), entries.size() - 1);
+  auto& moe = model->model->layers->at<models::LlamaBlockImpl>(1).moe;
+  EXPECT_EQ(moe->experts->recipe, Recipe::parse("rowwise"));
+  EXPECT_FALSE(moe->router->gate->recipe);
+  for (const auto& entry : entries) {
+    if (entry.converted) continue;
+    EXPECT_EQ(entry.fqn, "model.layers.1.moe.router.gate");
+    EXPECT_NE(entry.reason.find("always"), std::string::npos) << entry.reason;
+  }
+}
+
+// field_cases, Conversion: "3-D expert weights are converted too; dense first or experts first
+// gives the same count."
+TEST(Convert, DenseAndExpertsApartInEitherOrderAreBoth) {
+  const ConvertOptions dense{.recipe = Recipe::parse("rowwise"), .filter_fqns = {"experts"}};
+  const ConvertOptions experts{.recipe = Recipe::parse("mxfp8"), .select_fqns = {"experts"}};
+  for (const bool dense_first : {true, false}) {
+    models::Llama model(small_moe(), at::TensorOptions());
+    const auto first = convert_to_float8_training(*model, dense_first ? dense : experts);
+    const auto second = convert_to_float8_training(*model, dense_first ? experts : dense);
+    const auto names_of_dense = converted_names(dense_first ? first : second);
+    EXPECT_EQ(names_of_dense.size(), 15u);
+    EXPECT_EQ(converted_names(dense_first ? second : first),
+              (std::vector<std::string>{"model.layers.1.moe.experts"}));
+    auto& block = model->model->layers->at<models::LlamaBlockImpl>(1);
+    EXPECT_EQ(block.moe->experts->recipe, Recipe::parse("mxfp8")) << dense_first;
+    EXPECT_EQ(block.moe->shared_expert->up_proj->recipe, Recipe::parse("rowwise")) << dense_first;
+    EXPECT_EQ(block.self_attn->q_proj->recipe, Recipe::parse("rowwise")) << dense_first;
+  }
+}
+
+TEST(Convert, TorchtitansSkipListForExperts) {
+  models::Llama model(small_moe(), at::TensorOptions());
+  const auto entries = convert_to_float8_training(
+      *model,
+      {.recipe = Recipe::parse("rowwise"), .filter_fqns = {"output", "router.gate", "wk", "wv"}});
+  std::vector<std::string> left;
+  for (const auto& entry : entries) {
+    if (!entry.converted) left.push_back(entry.fqn);
+  }
+  EXPECT_EQ(left, (std::vector<std::string>{
+                      "model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.v_proj",
+                      "model.layers.1.self_attn.k_proj", "model.layers.1.self_attn.v_proj",
+                      "model.layers.1.moe.router.gate", "lm_head"}));
+}
+
+TEST(Convert, TensorwiseForExpertsIsAnErrorNamingRowwise) {
+  models::Llama model(small_moe(), at::TensorOptions());
+  const Recipe tensorwise = Recipe::parse("tensorwise");
+  expect_parts(error_of(*model, {.recipe = tensorwise}),
+               {"model.layers.1.moe.experts", "tensorwise", "rowwise"});
+  EXPECT_FALSE(model->lm_head->recipe) << "an error changes nothing";
+  const auto entries =
+      convert_to_float8_training(*model, {.recipe = tensorwise, .filter_fqns = {"experts"}});
+  EXPECT_EQ(converted_names(entries).size(), 15u);
+}
+
+TEST(Convert, SelectedNamesThatMatchNothingAreAnError) {
+  models::Llama model(small_moe(), at::TensorOptions());
+  expect_parts(error_of(*model, {.recipe = {}, .select_fqns = {"expert_s"}}),
+               {"select_fqns: 'expert_s' matches no linear or experts", "did you mean 'experts'"});
+  expect_parts(error_of(*model, {.recipe = {}, .select_fqns = {""}}), {"empty entry"});
 }
 
 }  // namespace

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+
+#include "octavo/nn/linear.h"
+
+namespace octavo::models {
+
+/// A linear of a model: without bias.
+nn::Linear make_linear(std::int64_t in_features, std::int64_t out_features,
+                       const at::TensorOptions& tensor);
+
+/// SwiGLU: down(silu(gate(x)) * up(x)), the network of a dense block and the shared expert of an
+/// MoE one.
+class LlamaMlpImpl : public torch::nn::Module {
+ public:
+  LlamaMlpImpl(std::int64_t dim, std::int64_t hidden, const at::TensorOptions& tensor);
+
+  torch::Tensor forward(const torch::Tensor& x);  // (..., D) -> (..., D)
+
+  nn::Linear gate_proj{nullptr}, up_proj{nullptr}, down_proj{nullptr};
+};
+TORCH_MODULE(LlamaMlp);
+
+}  // namespace octavo::models

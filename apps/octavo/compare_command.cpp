@@ -21,6 +21,10 @@ constexpr const char* kDefaultRecipes =
     "high_precision,tensorwise,rowwise,rowwise_with_gw_hp,blockwise,mxfp8,tensorwise:fnuz,"
     "rowwise:fnuz";
 
+// Experts take no tensorwise recipe.
+constexpr const char* kDefaultExpertRecipes =
+    "high_precision,rowwise,rowwise_with_gw_hp,blockwise,mxfp8,rowwise:fnuz,blockwise:fnuz";
+
 struct Entry {
   std::string label;  ///< recipe and flavour as a folder's name
   train::TrainConfig config;
@@ -212,7 +216,7 @@ void compare(const train::TrainConfig& base, const std::string& list, ExistingRu
     std::cout << std::endl;
   }
   std::cout << table_of(results)
-            << "\nSame data, seed and steps. FP8 layers: linears converted of all linears. "
+            << "\nSame data, seed and steps. FP8 layers: linears and experts converted of all. "
                "Validation in nats per token,\nthe recipe as trained; gap and ratio against "
                "high_precision.\nWrote "
             << summary_path.string() << std::endl;
@@ -225,21 +229,27 @@ void add_compare_command(CLI::App& app) {
       app.add_subcommand("compare", "run one configuration in several recipes and print a table");
   struct CompareOptions {
     ConfigOptions config;
-    std::string recipes = kDefaultRecipes;
+    std::string recipes;
     bool overwrite = false;
   };
   const auto options = std::make_shared<CompareOptions>();
   add_config_file_option(*command, options->config);
   command
-      ->add_option("--recipes", options->recipes,
-                   "recipes separated by commas, each with :ocp or :fnuz where wanted")
-      ->type_name("LIST")
-      ->capture_default_str();
+      ->add_option(
+          "--recipes", options->recipes,
+          std::string("recipes separated by commas, each with :ocp or :fnuz where wanted [") +
+              kDefaultRecipes + "; for a model with experts " + kDefaultExpertRecipes + "]")
+      ->type_name("LIST");
   command->add_flag("--overwrite", options->overwrite,
                     "replace the runs that are there, one by one");
   add_config_options(*command, options->config);
   command->callback([options] {
-    compare(options->config.make(), options->recipes,
+    const train::TrainConfig config = options->config.make();
+    const bool has_experts = config.model.moe.experts > 0;
+    compare(config,
+            !options->recipes.empty() ? options->recipes
+            : has_experts             ? kDefaultExpertRecipes
+                                      : kDefaultRecipes,
             options->overwrite ? ExistingRun::kOverwrite : ExistingRun::kRefuse);
   });
 }

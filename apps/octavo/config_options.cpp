@@ -17,7 +17,8 @@ std::string with_dashes(std::string name) {
 
 // " [8]"; nothing for texts that are empty and for sizes, which come from the preset.
 std::string default_text(const train::ConfigKey& key) {
-  if (key.group == "Model" && key.name != "preset") return "";
+  if (key.name != "preset" && (key.group == "Model" || key.group == "Mixture of experts"))
+    return "";
   const nlohmann::json value = key.get(train::TrainConfig{});
   std::string text = value.is_string() ? value.get<std::string>() : value.dump();
   if (value.is_array()) {

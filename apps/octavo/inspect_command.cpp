@@ -45,8 +45,8 @@ std::string operand_text(const LayoutSpec& layout) {
 
 // The formats of one product and how the device multiplies them.
 ordered_json product_json(const char* formula, const ProductSpec& product,
-                          const Architecture& architecture) {
-  const train::ProductRun run = train::product_run(product, architecture);
+                          const Architecture& architecture, train::ProductKind kind) {
+  const train::ProductRun run = train::product_run(product, architecture, kind);
   ordered_json json = {{"product", formula}};
   json["operands"] = product.high_precision()
                          ? run.how
@@ -55,6 +55,13 @@ ordered_json product_json(const char* formula, const ProductSpec& product,
   if (!run.backend.empty()) json["backend"] = run.backend;
   if (run.needs_probe) json["needs_probe"] = true;
   return json;
+}
+
+ordered_json products_json(const LinearSpec& spec, const Architecture& architecture,
+                           train::ProductKind kind) {
+  return {product_json("y = x . w", spec.forward, architecture, kind),
+          product_json("dx = dy . w", spec.dx, architecture, kind),
+          product_json("dw = dy . x", spec.dw, architecture, kind)};
 }
 
 ordered_json report(const train::TrainConfig& config, const Architecture& architecture) {
@@ -67,21 +74,24 @@ ordered_json report(const train::TrainConfig& config, const Architecture& archit
     for (const nn::ConvertedLinear& linear :
          nn::convert_to_float8_training(*model, {.recipe = *recipe,
                                                 .filter_fqns = config.filter_fqns,
+                                                .select_fqns = config.select_fqns,
                                                 .allow_unmatched = config.allow_unmatched_filters}))
       if (!linear.converted) reasons[linear.fqn] = linear.reason;
   }
 
   ordered_json layers = ordered_json::array();
   std::int64_t converted = 0, linears = 0;
+  bool experts_converted = false;
   for (const models::ModuleRow& row : models::list_modules(*model)) {
     ordered_json layer = {{"name", row.fqn},
                           {"kind", row.kind},
                           {"shape", row.shape},
                           {"parameters", row.parameters}};
-    if (row.kind == "Linear") {
+    if (row.converts) {
       const bool fp8 = !row.recipe.empty();
       ++linears;
       converted += fp8;
+      experts_converted |= fp8 && row.kind == "Experts";
       layer["fp8"] = fp8;
       layer["recipe"] = fp8 ? row.recipe : "high_precision";
       if (!fp8) {
@@ -96,15 +106,18 @@ ordered_json report(const train::TrainConfig& config, const Architecture& archit
   const models::ParameterCount count = models::parameter_count(config.model);
   const models::FlopsPerToken flops = models::flops_per_token(config.model, config.sequence);
   const models::MemoryEstimate memory = models::memory_estimate(config.model, dtype);
-  ordered_json products = ordered_json::array();
-  std::string flavour = "none", fast_accumulation = "none";
+  ordered_json products = ordered_json::array(), expert_products = ordered_json::array();
+  std::string flavour = "none", fast_accumulation = "none", expert_fast_accumulation = "none";
   if (recipe) {
     const LinearSpec spec = recipe->resolve(architecture.flavour);
     flavour = std::string(name(flavour_of(spec.forward.a->format)));
     fast_accumulation = train::fast_accumulation_text(spec);
-    products = {product_json("y = x . w", spec.forward, architecture),
-                product_json("dx = dy . w", spec.dx, architecture),
-                product_json("dw = dy . x", spec.dw, architecture)};
+    products = products_json(spec, architecture, train::ProductKind::kDense);
+    if (experts_converted) {
+      const LinearSpec experts = recipe->resolve_experts(architecture.flavour);
+      expert_fast_accumulation = train::fast_accumulation_text(experts);
+      expert_products = products_json(experts, architecture, train::ProductKind::kGrouped);
+    }
   }
   return {{"preset", config.preset},
           {"recipe", train::recipe_text(recipe)},
@@ -116,6 +129,9 @@ ordered_json report(const train::TrainConfig& config, const Architecture& archit
            {{"total", count.total()},
             {"embedding", count.embedding},
             {"linears", count.linears},
+            {"routers", count.routers},
+            {"experts", count.experts},
+            {"active", count.active()},
             {"norms", count.norms},
             {"head", count.head}}},
           {"layers_converted", converted},
@@ -123,6 +139,7 @@ ordered_json report(const train::TrainConfig& config, const Architecture& archit
           {"flops_per_token",
            {{"total", flops.total()},
             {"linears", flops.linears},
+            {"experts", flops.experts},
             {"head", flops.head},
             {"attention", flops.attention},
             {"sequence", config.sequence}}},
@@ -132,6 +149,8 @@ ordered_json report(const train::TrainConfig& config, const Architecture& archit
             {"gradients", memory.gradients},
             {"optimizer", memory.optimizer}}},
           {"products", products},
+          {"expert_products", expert_products},
+          {"expert_fast_accumulation", expert_fast_accumulation},
           {"layers", layers}};
 }
 
@@ -192,30 +211,43 @@ std::string text_of(const ordered_json& report) {
   const auto giga = [&](const char* key) {
     return fixed(report["flops_per_token"][key].get<double>() / 1e9, 4);
   };
+  const bool has_experts = report["parameters"]["experts"].get<std::int64_t>() > 0;
   std::string out = layers_table(report["layers"]) + "\n";
   out += "recipe      " + report["recipe"].get<std::string>() + ", flavour " +
          report["flavour"].get<std::string>() + ", fast accumulation " +
-         report["fast_accumulation"].get<std::string>() + "; " + report["layers_converted"].dump() +
-         " of " + report["layers_total"].dump() + " linears in FP8\n";
-  for (const ordered_json& product : report["products"]) {
+         report["fast_accumulation"].get<std::string>() +
+         (report["expert_products"].empty()
+              ? ""
+              : " (experts " + report["expert_fast_accumulation"].get<std::string>() + ")") +
+         "; " + report["layers_converted"].dump() + " of " + report["layers_total"].dump() +
+         (has_experts ? " linears and experts" : " linears") + " in FP8\n";
+  const auto add_product = [&](const ordered_json& product, const char* of) {
     const train::ProductRun run{.how = product["runs"], .backend = product.value("backend", "")};
-    out += "            " + product["product"].get<std::string>() + ": " +
+    out += "            " + product["product"].get<std::string>() + of + ": " +
            product["operands"].get<std::string>();
     if (product["operands"] != run.how) out += ", " + run.text();
     out += " on " + report["architecture"].get<std::string>();
     if (product.contains("needs_probe")) out += " where a probe at start-up succeeds";
     out += "\n";
-  }
+  };
+  for (const ordered_json& product : report["products"]) add_product(product, "");
+  for (const ordered_json& product : report["expert_products"]) add_product(product, ", experts");
   out += "parameters  " + count("parameters", "total") + ": embedding " +
          count("parameters", "embedding") + ", linears of the blocks " +
          count("parameters", "linears") + ", norms " + count("parameters", "norms") + ", head " +
-         count("parameters", "head") + "\n";
+         count("parameters", "head") +
+         (has_experts
+              ? ", experts " + count("parameters", "experts") + ", routers " +
+                    count("parameters", "routers") + "; active " + count("parameters", "active")
+              : "") +
+         "\n";
   out += "memory      " + memory("total") + " in " + report["dtype"].get<std::string>() +
          ": parameters " + memory("parameters") + ", gradients " + memory("gradients") +
          ", AdamW " + memory("optimizer") + "; activations come on top\n";
   out += "work        " + giga("total") + " GFLOP per token of a training step (sequence " +
          report["flops_per_token"]["sequence"].dump() + "): linears " + giga("linears") +
-         ", head " + giga("head") + ", attention " + giga("attention") + "\n";
+         (has_experts ? ", a token's experts " + giga("experts") : "") + ", head " + giga("head") +
+         ", attention " + giga("attention") + "\n";
   return out;
 }
 

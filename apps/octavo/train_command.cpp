@@ -7,7 +7,8 @@
 namespace octavo::app {
 
 void add_train_command(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("train", "train a Llama model on text or token shards");
+  CLI::App* command =
+      app.add_subcommand("train", "train a Llama, dense or with experts, on text or token shards");
   struct TrainOptions {
     ConfigOptions config;
     bool overwrite = false;

@@ -19,11 +19,14 @@ namespace octavo::train {
 /// checks them all, from which help, the checkpoint's state.json and the errors are printed.
 struct TrainConfig {
   // What is trained
-  std::string preset = "debug";           ///< sizes before the model keys below override them
-  models::LlamaConfig model;              ///< keys: vocabulary, dim, layers, heads, ...
+  std::string preset = "debug";  ///< sizes before the model keys below override them
+  /// Keys: vocabulary, dim, layers, heads, ..., and those of its mixture of experts; what kind of
+  /// model it is follows from `experts`: 0 is a dense Llama.
+  models::LlamaConfig model;
   std::string recipe = "high_precision";  ///< or a Recipe string
   std::string flavour = "auto";           ///< auto, ocp, fnuz
   std::vector<std::string> filter_fqns = {"lm_head"};
+  std::vector<std::string> select_fqns = {};  ///< empty: all that filter_fqns leaves
   bool allow_unmatched_filters = false;
   bool activation_checkpointing = false;
   std::string dtype = "float32";  ///< parameters and activations: float32 or bfloat16
@@ -64,7 +67,7 @@ struct TrainConfig {
 /// One key of the configuration: a row of the table in config_keys.cpp.
 struct ConfigKey {
   std::string name;   ///< as in the config file; the option is --name, dashes or underscores
-  std::string group;  ///< "Model", "Precision", "Data", "Optimisation", "Run"
+  std::string group;  ///< "Model", "Mixture of experts", "Precision", "Data", "Optimisation", "Run"
   std::string type;   ///< "integer", "number", "text", "true|false", "list"
   std::string doc;    ///< one line
   std::function<nlohmann::json(const TrainConfig&)> get;

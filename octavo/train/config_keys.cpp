@@ -139,6 +139,38 @@ ConfigKey make_key(const char* name, const char* group, Field field, const char*
   return key;
 }
 
+/// A key whose value is a word for each of an enum's values.
+template <class Field, class T = std::remove_reference_t<
+                           decltype(std::declval<Field>()(std::declval<TrainConfig&>()))>>
+ConfigKey make_word_key(const char* name, const char* group, Field field, const char* doc,
+                        const std::vector<std::pair<std::string, T>>& words) {
+  std::vector<std::string> names;
+  for (const auto& entry : words) names.push_back(entry.first);
+  const Rule<std::string> rule = one_of(names);
+  ConfigKey key;
+  key.name = name;
+  key.group = group;
+  key.type = type_name<std::string>();
+  key.doc = doc;
+  key.rule = rule.text;
+  key.get = [field, words](const TrainConfig& config) {
+    for (const auto& [word, value] : words)
+      if (value == field(config)) return json(word);
+    return json();
+  };
+  key.set = [field, words, key_name = key.name, want = expected(key.type, key.rule)](
+                TrainConfig& config, const json& value) {
+    for (const auto& [word, meaning] : words) {
+      if (value != word) continue;
+      field(config) = meaning;
+      return;
+    }
+    TORCH_CHECK(false, key_name, ": expected ", want, ", got ", value.dump());
+  };
+  key.valid = [](const TrainConfig&) { return true; };
+  return key;
+}
+
 #define FIELD(member) \
   [](auto& config) -> auto& { return config.member; }
 
@@ -164,13 +196,48 @@ std::vector<ConfigKey> make_keys() {
   add("tied_head", FIELD(model.tied_head), "the head shares the embedding's weight",
       anything<bool>());
 
+  g = "Mixture of experts";
+  const auto add_words = [&](const char* name, auto field, const char* doc, auto words) {
+    keys.push_back(make_word_key(name, g, field, doc, words));
+  };
+  add("experts", FIELD(model.moe.experts), "of an MoE block; 0: a dense model, without such blocks",
+      i0);
+  add("top_k", FIELD(model.moe.top_k), "experts of a token", i1);
+  add("expert_hidden", FIELD(model.moe.hidden), "width inside one expert", i1);
+  add("shared_hidden", FIELD(model.moe.shared_hidden),
+      "width inside the shared expert, which sees every token; 0: none", i0);
+  add("moe_every", FIELD(model.moe.every), "every so many blocks one is MoE; 1: all", i1);
+  add("dense_first", FIELD(model.moe.dense_first), "blocks at the beginning that are dense", i0);
+  using Scores = std::vector<std::pair<std::string, nn::RouterScore>>;
+  add_words("router_score", FIELD(model.moe.score),
+            "of the experts: softmax (DeepSeek) or sigmoid (Llama 4)",
+            Scores{{"softmax", nn::RouterScore::kSoftmax}, {"sigmoid", nn::RouterScore::kSigmoid}});
+  add("normalise_weights", FIELD(model.moe.normalise), "a token's weights add up to 1",
+      anything<bool>());
+  add("routed_scale", FIELD(model.moe.scale), "of the weights, after that", more_than_zero());
+  using WeightOns = std::vector<std::pair<std::string, models::WeightOn>>;
+  add_words("weight_on", FIELD(model.moe.weight_on),
+            "weights multiply an expert's output (DeepSeek) or its input (Llama 4)",
+            WeightOns{{"output", models::WeightOn::kOutput}, {"input", models::WeightOn::kInput}});
+  using Balances = std::vector<std::pair<std::string, nn::LoadBalance>>;
+  add_words("balance", FIELD(model.moe.balance),
+            "of the experts' load: none, by an auxiliary loss, or by a bias moved after each step",
+            Balances{{"none", nn::LoadBalance::kNone},
+                     {"loss", nn::LoadBalance::kLoss},
+                     {"bias", nn::LoadBalance::kBias}});
+  add("balance_rate", FIELD(model.moe.balance_rate),
+      "factor of the auxiliary loss, or what the bias moves by in a step", zero_or_more());
+
   g = "Precision";
   add("recipe", FIELD(recipe), "high_precision, or an FP8 recipe (octavo recipes lists them)",
       not_empty());
   add("flavour", FIELD(flavour), "FP8 formats: the device's own (auto), ocp or fnuz",
       one_of({"auto", "ocp", "fnuz"}));
   add("filter_fqns", FIELD(filter_fqns),
-      "linears whose name contains one of these stay unconverted",
+      "linears and experts whose name contains one of these stay unconverted",
+      anything<std::vector<std::string>>());
+  add("select_fqns", FIELD(select_fqns),
+      "if any, only linears and experts whose name contains one of these are converted",
       anything<std::vector<std::string>>());
   add("allow_unmatched_filters", FIELD(allow_unmatched_filters),
       "a filter that matches no linear is no error", anything<bool>());

@@ -69,11 +69,12 @@ PreparedModel prepare_model(const TrainConfig& config) {
   if (prepared.recipe) {
     nn::ConvertOptions options{.recipe = *prepared.recipe};
     options.filter_fqns = config.filter_fqns;
+    options.select_fqns = config.select_fqns;
     options.allow_unmatched = config.allow_unmatched_filters;
     prepared.linears = nn::convert_to_float8_training(*prepared.model, options);
   } else {
-    for (const models::NamedLinear& linear : models::named_linears(*prepared.model)) {
-      prepared.linears.push_back({linear.fqn, false, "recipe high_precision"});
+    for (const nn::NamedFloat8Layer& layer : nn::float8_layers(*prepared.model)) {
+      prepared.linears.push_back({layer.fqn, false, "recipe high_precision"});
     }
   }
   return prepared;
@@ -88,15 +89,25 @@ std::string PreparedModel::fast_accumulation() const {
   return recipe ? fast_accumulation_text(recipe->resolve(architecture.flavour)) : "none";
 }
 
-HighPrecisionScope::HighPrecisionScope(const models::Llama& model) {
-  for (const models::NamedLinear& named : models::named_linears(*model)) {
-    linears_.emplace_back(named.linear, named.linear->recipe);
-    linears_.back().first->recipe.reset();
+std::string PreparedModel::expert_products() const {
+  for (const nn::NamedFloat8Layer& named : nn::float8_layers(*model)) {
+    if (dynamic_cast<nn::ExpertsImpl*>(named.layer) == nullptr || !named.layer->recipe) continue;
+    const LinearSpec spec = named.layer->recipe->resolve_experts(architecture.flavour);
+    return "products " + products_text(spec, architecture, ProductKind::kGrouped) +
+           "; fast accumulation " + fast_accumulation_text(spec);
+  }
+  return "products high precision";
+}
+
+HighPrecisionScope::HighPrecisionScope(const models::Llama& model) : model_(model) {
+  for (const nn::NamedFloat8Layer& named : nn::float8_layers(*model)) {
+    recipes_.emplace_back(named.layer, named.layer->recipe);
+    named.layer->recipe.reset();
   }
 }
 
 HighPrecisionScope::~HighPrecisionScope() {
-  for (auto& [linear, recipe] : linears_) linear->recipe = recipe;
+  for (auto& [layer, recipe] : recipes_) layer->recipe = recipe;
 }
 
 double validation_loss(models::Llama& model, const ValidationBatches& batches) {

@@ -21,7 +21,7 @@ std::string recipe_text(const std::optional<Recipe>& recipe);
 struct PreparedModel {
   models::Llama model{nullptr};
   std::optional<Recipe> recipe;              ///< none: high precision
-  std::vector<nn::ConvertedLinear> linears;  ///< every linear of the model, in order
+  std::vector<nn::ConvertedLinear> linears;  ///< every linear and experts of it, in order
   c10::Device device = at::kCPU;
   Architecture architecture = kArchitectures[0];  ///< of config.device
 
@@ -34,6 +34,9 @@ struct PreparedModel {
   std::string products() const;
   /// fast_accumulation_text(); "none" without a recipe.
   std::string fast_accumulation() const;
+  /// "products ...; fast accumulation ..." of the experts; "products high precision" where they are
+  /// not converted.
+  std::string expert_products() const;
 };
 
 /// Builds the model with weights from config.seed (torch::manual_seed: the generator is left in a
@@ -42,8 +45,8 @@ struct PreparedModel {
 /// device, sizes that do not divide, filters that match nothing.
 PreparedModel prepare_model(const TrainConfig& config);
 
-/// Takes the recipes off every linear of `model` and puts them back at the end of the scope: the
-/// same parameters in high precision.
+/// Takes the recipes off every linear and experts of `model` and puts them back at the end of the
+/// scope: the same parameters in high precision.
 class HighPrecisionScope {
  public:
   explicit HighPrecisionScope(const models::Llama& model);
@@ -52,7 +55,8 @@ class HighPrecisionScope {
   HighPrecisionScope& operator=(const HighPrecisionScope&) = delete;
 
  private:
-  std::vector<std::pair<nn::Linear, std::optional<Recipe>>> linears_;
+  models::Llama model_;  // keeps the layers alive
+  std::vector<std::pair<nn::Float8Layer*, std::optional<Recipe>>> recipes_;
 };
 
 /// Mean loss over all targets of `batches`, nats per token, without gradients. The mean is taken in

@@ -15,20 +15,23 @@ std::string ProductRun::text() const {
   return how + (backend.empty() ? "" : " (" + backend + " backend)");
 }
 
-ProductRun product_run(const ProductSpec& product, const Architecture& architecture) {
+ProductRun product_run(const ProductSpec& product, const Architecture& architecture,
+                       ProductKind kind) {
   if (product.high_precision()) return {.how = "high precision"};
+  const auto table = kind == ProductKind::kDense ? &native_product : &native_grouped_product;
   const NativeProduct native =
-      native_product(architecture, family_of(product), flavour_of(product.a->format));
+      table(architecture, family_of(product), flavour_of(product.a->format));
   ProductRun run{.how = is_native(native.backend) ? "native" : "emulated",
                  .needs_probe = native.needs_probe};
   if (native.backend != Backend::kEmulated) run.backend = std::string(name(native.backend));
   return run;
 }
 
-std::string products_text(const LinearSpec& spec, const Architecture& architecture) {
-  const std::string y = product_run(spec.forward, architecture).text();
-  const std::string dx = product_run(spec.dx, architecture).text();
-  const std::string dw = product_run(spec.dw, architecture).text();
+std::string products_text(const LinearSpec& spec, const Architecture& architecture,
+                          ProductKind kind) {
+  const std::string y = product_run(spec.forward, architecture, kind).text();
+  const std::string dx = product_run(spec.dx, architecture, kind).text();
+  const std::string dw = product_run(spec.dw, architecture, kind).text();
   if (y == dx && dx == dw) return y;
   return "y " + y + ", dx " + dx + ", dw " + dw;
 }

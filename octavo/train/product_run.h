@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "octavo/device/native_products.h"
@@ -21,12 +22,18 @@ struct ProductRun {
   std::string text() const;
 };
 
-/// The CPU has no FP8 products: there the reference backend emulates.
-ProductRun product_run(const ProductSpec& product, const Architecture& architecture);
+/// A linear's product, or experts' (by groups of rows), which devices run in other ways.
+enum class ProductKind : std::uint8_t { kDense, kGrouped };
 
-/// The three products of a linear in one phrase: "emulated (reference backend)" where they run
-/// alike, otherwise "y native (cublaslt backend), dx native (cublaslt backend), dw high precision".
-std::string products_text(const LinearSpec& spec, const Architecture& architecture);
+/// The CPU has no FP8 products: there the reference backend emulates.
+ProductRun product_run(const ProductSpec& product, const Architecture& architecture,
+                       ProductKind kind = ProductKind::kDense);
+
+/// The three products of a linear (or experts) in one phrase: "emulated (reference backend)" where
+/// they run alike, otherwise "y native (cublaslt backend), dx native (cublaslt backend), dw high
+/// precision".
+std::string products_text(const LinearSpec& spec, const Architecture& architecture,
+                          ProductKind kind = ProductKind::kDense);
 
 /// Which products may keep partial sums in fewer bits, as the recipe's field has it: "none",
 /// "forward" or "all" (those in FP8). Blockwise and MX products have none, whatever the field says.

@@ -31,7 +31,7 @@ std::string left_out(const PreparedModel& prepared) {
   std::string text;
   for (const auto& [reason, names] : by_reason) {
     text += text.empty() ? "; high precision: " : "; ";
-    text += names.size() == 1 ? names.front() : std::to_string(names.size()) + " linears";
+    text += names.size() == 1 ? names.front() : std::to_string(names.size()) + " layers";
     text += " (" + reason + ")";
   }
   return text;
@@ -61,13 +61,24 @@ std::vector<std::string> run_header(const TrainConfig& config, const PreparedMod
                                      (threads == 1 ? " thread" : " threads") + ", " +
                                      config.dtype));
   const models::LlamaConfig& model = config.model;
-  const std::int64_t parameters = models::parameter_count(model).total();
+  const models::ParameterCount count = models::parameter_count(model);
   lines.push_back(
-      with("model", with_commas(parameters) + " parameters: " + std::to_string(model.layers) +
+      with("model", with_commas(count.total()) + " parameters: " + std::to_string(model.layers) +
                         " layers, D " + std::to_string(model.dim) + ", F " +
                         std::to_string(model.hidden) + ", H " + std::to_string(model.heads) + "/" +
                         std::to_string(model.kv_heads) + ", V " + std::to_string(model.vocabulary) +
                         (model.tied_head ? ", tied head" : "")));
+  if (const models::MoeConfig& moe = model.moe; moe.experts > 0) {
+    lines.push_back(with(
+        "experts",
+        std::to_string(moe.experts) + " in " + std::to_string(moe.moe_layers(model.layers)) +
+            " layers, F " + std::to_string(moe.hidden) + ", " + std::to_string(moe.top_k) +
+            " of a token" +
+            (moe.shared_hidden > 0 ? " and a shared one, F " + std::to_string(moe.shared_hidden)
+                                   : std::string()) +
+            "; " + with_commas(count.active()) + " parameters active; " +
+            prepared.expert_products()));
+  }
   std::string recipe = prepared.recipe_string();
   if (prepared.recipe) {
     recipe += ", " + prepared.flavour() + "; products " + prepared.products() +
@@ -76,9 +87,11 @@ std::vector<std::string> run_header(const TrainConfig& config, const PreparedMod
     recipe += "; products " + prepared.products() + " (" + config.dtype + ")";
   }
   lines.push_back(with("recipe", recipe));
-  lines.push_back(with("converted", std::to_string(prepared.layers_converted()) + " of " +
-                                        std::to_string(prepared.layers_total()) + " linears" +
-                                        left_out(prepared)));
+  lines.push_back(
+      with("converted", std::to_string(prepared.layers_converted()) + " of " +
+                            std::to_string(prepared.layers_total()) +
+                            (model.moe.experts > 0 ? " linears and experts" : " linears") +
+                            left_out(prepared)));
   lines.push_back(with("data", data.train.name() + ": " + with_commas(data.train.size()) +
                                    " training and " + with_commas(data.validation.size()) +
                                    " validation tokens"));

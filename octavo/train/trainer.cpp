@@ -40,6 +40,16 @@ EvalRecipe eval_recipe_of(const TrainConfig& config) {
               "'");
 }
 
+// Tokens of the busiest expert over its block's mean, of the block where that is largest.
+double largest_expert_load(const models::Llama& model) {
+  std::vector<at::Tensor> loads;
+  for (const nn::Router& router : model->routers()) {
+    const at::Tensor load = router->load().to(at::kDouble);
+    loads.push_back(load.max() / load.mean());
+  }
+  return at::stack(loads).max().item<double>();
+}
+
 PreparedModel prepare_threads_and_model(const TrainConfig& config) {
   if (config.threads > 0) at::set_num_threads(static_cast<int>(config.threads));
   return prepare_model(config);
@@ -102,6 +112,7 @@ struct Trainer::State {
     return models::flops_per_token(config.model, config.sequence).total() * tokens_per_second /
            peak->bf16;
   }
+  bool has_experts() const { return config.model.moe.experts > 0; }
   std::int64_t tokens_per_step() const {
     return config.batch * config.sequence * config.accumulation;
   }
@@ -118,6 +129,8 @@ struct Trainer::State {
   std::int64_t step = 0;  // done
   std::int64_t saved_step = -1;
   double gradient_norm = 0.0;
+  double aux_loss = 0.0;     // of the last step, mean over its micro-batches
+  double expert_load = 0.0;  // largest_expert_load() of the last step
   std::vector<std::string> resume_lines;
 };
 
@@ -182,9 +195,11 @@ void Trainer::State::check_validation(double loss) const {
               newest && saved_step != step ? ", or resume from " + newest->string() : "");
 }
 
-// One optimiser step; the mean loss of its micro-batches, and gradient_norm.
+// One optimiser step; the mean loss of its micro-batches (cross-entropy alone), gradient_norm,
+// aux_loss and expert_load.
 double Trainer::State::train_step() {
   optimizer.zero_grad();
+  aux_loss = 0.0;
   double sum = 0.0;
   for (std::int64_t micro_batch = 0; micro_batch < config.accumulation; ++micro_batch) {
     const Batch batch = sampler.next(step, micro_batch).to(prepared.device);
@@ -192,12 +207,20 @@ double Trainer::State::train_step() {
     const double value = loss.item<float>();
     if (!std::isfinite(value)) fail_non_finite("loss", value);
     sum += value;
+    if (const at::Tensor& aux = prepared.model->aux_loss(); aux.defined()) {
+      aux_loss += aux.item<float>() / static_cast<double>(config.accumulation);
+      loss = loss + aux;
+    }
     if (config.accumulation > 1) loss = loss / static_cast<double>(config.accumulation);
     loss.backward();
   }
   gradient_norm = optimizer.clip_gradients(config.clip_norm);
   if (!std::isfinite(gradient_norm)) fail_non_finite("gradient norm", gradient_norm);
   optimizer.step(schedule.at(step));
+  if (has_experts()) {
+    expert_load = largest_expert_load(prepared.model);
+    for (nn::Router& router : prepared.model->routers()) router->update_bias();
+  }
   ++step;
   return sum / static_cast<double>(config.accumulation);
 }
@@ -224,13 +247,18 @@ double Trainer::State::validate(EvalRecipe recipe) {
 void Trainer::State::record_step(JsonLines& metrics, double loss, double lr,
                                  const std::vector<double>& step_seconds) const {
   const double tokens = static_cast<double>(tokens_per_step());
-  metrics.write({{"event", "train"},
-                 {"step", step},
-                 {"loss", loss},
-                 {"gradient_norm", gradient_norm},
-                 {"lr", lr},
-                 {"seconds", step_seconds.back()},
-                 {"tokens_per_second", tokens / step_seconds.back()}});
+  nlohmann::json line = {{"event", "train"},
+                         {"step", step},
+                         {"loss", loss},
+                         {"gradient_norm", gradient_norm},
+                         {"lr", lr},
+                         {"seconds", step_seconds.back()},
+                         {"tokens_per_second", tokens / step_seconds.back()}};
+  if (has_experts()) {
+    line["aux_loss"] = aux_loss;
+    line["expert_load"] = expert_load;
+  }
+  metrics.write(line);
   const bool shown = step % std::max<std::int64_t>(config.log_every, 1) == 0;
   if (!log || !(shown || step == config.steps || step_seconds.size() == 1)) return;
   // The pace of the last few steps: the first ones warm up.

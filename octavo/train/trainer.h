@@ -17,7 +17,7 @@ struct TrainResult {
   std::string recipe;   ///< recipe_text(): canonical but for the flavour, or "high_precision"
   std::string flavour;  ///< "ocp" or "fnuz" as used; "none" without a recipe
   std::int64_t layers_converted = 0;
-  std::int64_t layers_total = 0;  ///< every octavo::nn::Linear of the model, lm_head included
+  std::int64_t layers_total = 0;  ///< every nn::Linear (lm_head too) and nn::Experts of the model
   std::int64_t parameters = 0;    ///< tied ones once
   std::int64_t steps = 0;         ///< done, those before a resume included
   std::int64_t threads = 0;       ///< LibTorch's, in this process

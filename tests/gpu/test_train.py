@@ -22,8 +22,8 @@ def octavo(*arguments):
     return done.stdout
 
 
-def train(run_dir, recipe, device, *more):
-    octavo("train", "--preset", "debug", "--train-data", ROOT / "examples/data/tinyshakespeare.txt",
+def train(run_dir, recipe, device, *more, preset="debug"):
+    octavo("train", "--preset", preset, "--train-data", ROOT / "examples/data/tinyshakespeare.txt",
            "--recipe", recipe, "--device", device, "--run-dir", run_dir, "--steps", 40, "--batch", 8,
            "--sequence", 64, "--validation-batches", 8, *more)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -38,6 +38,27 @@ def test_losses_are_the_cpus(tmp_path, recipe):
     # Same weights and data; only the order of sums differs, and FP8 turns a last bit into a step.
     assert abs(gpu[0] - cpu[0]) < 2e-3
     assert abs(gpu_validation / cpu_validation - 1) < 0.02
+
+
+@pytest.mark.parametrize("recipe", ["high_precision", "rowwise", "rowwise_with_gw_hp", "blockwise",
+                                    "mxfp8", "rowwise(flavour=fnuz)"])
+def test_losses_with_experts_are_the_cpus(tmp_path, recipe):
+    gpu, gpu_validation = train(tmp_path / "gpu", recipe, "cuda", preset="debug-moe")
+    cpu, cpu_validation = train(tmp_path / "cpu", recipe, "cpu", preset="debug-moe")
+    # A token on the edge between two experts can go the other way.
+    assert abs(gpu[0] - cpu[0]) < 5e-3
+    assert abs(gpu_validation / cpu_validation - 1) < 0.02
+
+
+def test_experts_in_bfloat16(tmp_path):
+    """LibTorch's grouped product with groups of any size, empty ones too, against the CPU's loop."""
+    more = ["--dtype", "bfloat16", "--experts", 16, "--top-k", 1]
+    gpu, gpu_validation = train(tmp_path / "gpu", "high_precision", "cuda", *more, preset="debug-moe")
+    _, cpu_validation = train(tmp_path / "cpu", "high_precision", "cpu", *more, preset="debug-moe")
+    again, _ = train(tmp_path / "again", "high_precision", "cuda", *more, preset="debug-moe")
+    assert abs(gpu_validation / cpu_validation - 1) < 0.03
+    # Attention's and the embedding's backward are LibTorch's, and not deterministic.
+    assert max(abs(a - b) for a, b in zip(gpu, again)) < 0.05
 
 
 def test_checkpointing_changes_nothing(tmp_path):

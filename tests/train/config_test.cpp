@@ -142,6 +142,27 @@ TEST(Config, SizesThatDoNotDivideAreNamed) {
                   "sequence: expected at most max_sequence, 32, got 33");
 }
 
+TEST(Config, ExpertsComeFromAPresetOrFromKeys) {
+  EXPECT_EQ(make_config({}).model.moe.experts, 0);
+  const TrainConfig preset =
+      make_config({setting_from_text("preset", "demo-moe"), setting_from_text("experts", "4")});
+  EXPECT_EQ(preset.model.moe.experts, 4);
+  EXPECT_EQ(preset.model.moe.top_k, models::llama_preset("demo-moe").moe.top_k);
+  const TrainConfig keys =
+      make_config({setting_from_text("experts", "4"), setting_from_text("router_score", "sigmoid"),
+                   setting_from_text("weight-on", "input"), setting_from_text("balance", "bias"),
+                   setting_from_text("select_fqns", "experts")});
+  EXPECT_EQ(keys.model.moe.score, nn::RouterScore::kSigmoid);
+  EXPECT_EQ(keys.model.moe.weight_on, models::WeightOn::kInput);
+  EXPECT_EQ(keys.model.moe.balance, nn::LoadBalance::kBias);
+  EXPECT_EQ(keys.select_fqns, (std::vector<std::string>{"experts"}));
+  EXPECT_EQ(to_json(make_config(settings_of(keys, "here"))), to_json(keys));
+  EXPECT_CONTAINS(make_error({{"balance", "luck"}}),
+                  "balance: expected text (one of none, loss, bias), got \"luck\"");
+  EXPECT_CONTAINS(make_error({{"experts", "4"}, {"top_k", "5"}}), "top_k is 5");
+  EXPECT_CONTAINS(make_error({{"experts", "-1"}}), "experts: expected");
+}
+
 TEST(Config, RangesAreChecked) {
   const std::pair<std::string, std::string> bad[] = {
       {"batch", "0"},           {"steps", "-5"},      {"lr", "0"},

@@ -57,7 +57,7 @@ struct Problem {
   std::vector<double> expected;  // scaled; zero where nothing is summed
 
   template <class Args>
-  std::vector<std::uint16_t> run(Args args) const {
+  std::vector<std::uint16_t> run(Args args, bool counted = false) const {
     DeviceBuffer a_(a.size()), b_(b.size()), a_scale_(4 * a_scale.size()),
         b_scale_(4 * b_scale.size()), offs_(4 * offs.size()), out(2 * out_rows * out_columns);
     a_.upload(a.data()), b_.upload(b.data()), offs_.upload(offs.data());
@@ -66,6 +66,9 @@ struct Problem {
     args.a_scale = a_scale_.get<float>(), args.b_scale = b_scale_.get<float>();
     args.offs = offs_.get<std::int32_t>(), args.out = out.get<>();
     args.E = static_cast<int>(offs.size());
+    DeviceBuffer counter(4);
+    counter.zero();
+    if (counted) args.counter = counter.get<std::int32_t>();
     const char* wrong = nullptr;
     if constexpr (std::is_same_v<Args, GroupedGemmRowsArgs>) {
       wrong = grouped_gemm_rows(args, nullptr);
@@ -73,6 +76,7 @@ struct Problem {
       wrong = grouped_gemm_k(args, nullptr);
     }
     EXPECT_EQ(wrong, nullptr) << wrong;
+    EXPECT_EQ(counter.download<std::int32_t>()[0], 0);
     return out.download<std::uint16_t>();
   }
 };
@@ -196,7 +200,9 @@ void expect_rows(const std::vector<std::int32_t>& offs, std::int64_t M, std::int
   const Problem p = rows_problem(offs, M, N, K, Fill::kExact);
   for (Accumulation how : kAccumulations) {
     SCOPED_TRACE(how == Accumulation::kFast ? "fast" : "full");
-    expect_exact(p, p.run(GroupedGemmRowsArgs{.M = M, .N = N, .K = K, .accumulation = how}));
+    const GroupedGemmRowsArgs args{.M = M, .N = N, .K = K, .accumulation = how};
+    expect_exact(p, p.run(args));
+    expect_exact(p, p.run(args, /*counted=*/true));
     if (::testing::Test::HasFatalFailure()) return;
   }
 }
@@ -208,7 +214,9 @@ void expect_k(const std::vector<std::int32_t>& offs, std::int64_t N, std::int64_
   const Problem p = k_problem(offs, N, K, Mt, Fill::kExact);
   for (Accumulation how : kAccumulations) {
     SCOPED_TRACE(how == Accumulation::kFast ? "fast" : "full");
-    expect_exact(p, p.run(GroupedGemmKArgs{.N = N, .K = K, .Mt = Mt, .accumulation = how}));
+    const GroupedGemmKArgs args{.N = N, .K = K, .Mt = Mt, .accumulation = how};
+    expect_exact(p, p.run(args));
+    expect_exact(p, p.run(args, /*counted=*/true));
     if (::testing::Test::HasFatalFailure()) return;
   }
 }
@@ -350,7 +358,7 @@ TEST(GpuGroupedGemm, SameBitsInEveryRun) {
   const Problem p = rows_problem({700, 701, 1900}, 2000, 776, 528, Fill::kNormal);
   const GroupedGemmRowsArgs args{.M = 2000, .N = 776, .K = 528};
   const auto first = p.run(args);
-  for (int i = 0; i < 10; ++i) ASSERT_EQ(p.run(args), first);
+  for (int i = 0; i < 10; ++i) ASSERT_EQ(p.run(args, /*counted=*/i % 2 == 1), first);
 }
 
 TEST(GpuGroupedGemm, EmptySizes) {

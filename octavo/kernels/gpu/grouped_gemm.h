@@ -33,6 +33,10 @@ struct GroupedGemmRowsArgs {
   std::int64_t M = 0, N = 0, K = 0;
   int E = 0;
   Accumulation accumulation = Accumulation::kFast;
+  /// Optional: one int on the device that is zero, and is zero again afterwards; products that may
+  /// run at the same time need their own. With it, tiles of unlike cost are shared out as they are
+  /// done.
+  std::int32_t* counter = nullptr;
 };
 
 /// out[g, n, k] = a_scale[g, n] * b_scale[g, k] * sum over m of a[n, m] * b[k, m]
@@ -49,6 +53,7 @@ struct GroupedGemmKArgs {
   std::int64_t N = 0, K = 0, Mt = 0;
   int E = 0;
   Accumulation accumulation = Accumulation::kFast;
+  std::int32_t* counter = nullptr;  ///< as GroupedGemmRowsArgs
 };
 
 /// Both return null, or what is wrong, in words for the caller's error message; then nothing was

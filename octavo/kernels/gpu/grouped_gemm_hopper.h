@@ -7,6 +7,12 @@
 /// Hopper's instructions as functions: barriers in shared memory, tensor copies into the shared
 /// memory of a cluster, products of warpgroups. sm_90a only; names and semantics as in the PTX
 /// manual (sections mbarrier, cp.async.bulk.tensor, wgmma).
+/// Device code of other architectures is compiled without them: OCTAVO_HOPPER_CODE guards their
+/// users.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define OCTAVO_HOPPER_CODE 1
+#endif
+
 namespace octavo::gpu::hopper {
 
 OCTAVO_DEVICE std::uint32_t shared_address(const void* pointer) {
@@ -68,6 +74,25 @@ OCTAVO_DEVICE void barrier_arrive(std::uint32_t barrier, std::uint32_t rank) {
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
       "mbarrier.arrive.shared::cluster.b64 _, [remote];}\n" ::"r"(barrier),
       "r"(rank)
+      : "memory");
+}
+
+/// Writes 32 bytes to this place in block `rank` and ends a phase of its barrier, which expects one
+/// arrival: whoever waits there sees them.
+OCTAVO_DEVICE void send(std::uint32_t to, std::uint32_t barrier, std::uint32_t rank,
+                        const int4& low, const int4& high) {
+  asm volatile(
+      "{.reg .b32 there, signal;\n"
+      "mapa.shared::cluster.u32 there, %0, %2;\n"
+      "mapa.shared::cluster.u32 signal, %1, %2;\n"
+      "mbarrier.arrive.expect_tx.shared::cluster.b64 _, [signal], 32;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.s32 [there], {%3, %4, %5, %6}, "
+      "[signal];\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.s32 [there + 16], {%7, %8, %9, "
+      "%10}, "
+      "[signal];}\n" ::"r"(to),
+      "r"(barrier), "r"(rank), "r"(low.x), "r"(low.y), "r"(low.z), "r"(low.w), "r"(high.x),
+      "r"(high.y), "r"(high.z), "r"(high.w)
       : "memory");
 }
 

@@ -5,7 +5,7 @@
 #include "octavo/kernels/gpu/platform.h"
 
 /// Who computes what in grouped_gemm.cu: the table of groups, read from offs on the device, and the
-/// tiles that each cluster of two blocks takes from it.
+/// tiles that clusters of two blocks take from it.
 namespace octavo::gpu::grouped {
 
 inline constexpr int kTileRows = 128;     // of out, a block
@@ -24,9 +24,9 @@ struct alignas(16) Group {
 };
 
 /// What a block computes: out[row .. row+rows, column .. column+columns], group g's own rows and
-/// columns, over the contraction from k to k + length.
-struct Tile {
-  bool share_b;  // the cluster's blocks have the same columns, or else the same rows
+/// columns, over the contraction from k to k + length. A negative length: nothing more.
+struct alignas(16) Tile {
+  int share_b;  // the cluster's blocks have the same columns, or else the same rows
   int group;
   int row, rows;        // rows: 1..128
   int column, columns;  // columns: 0 (nothing for this block) to 256
@@ -101,58 +101,83 @@ OCTAVO_DEVICE void make_table(const std::int32_t* offs, const Extents& x, Group*
   }
 }
 
-/// Tells the compiler that a value is the same in all lanes: products may not stand where lanes
-/// could part.
-OCTAVO_DEVICE int uniform(int value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
-
-/// The tiles of one cluster in turn. Every thread that walks gets the same ones.
+/// Finds tiles by their number; numbers must not fall.
 template <Product P>
-class Walk {
+class Tiles {
  public:
-  OCTAVO_DEVICE Walk(const Group* table, const Extents& extents, int cluster, int clusters,
-                     int rank)
-      : group_(table), x_(extents), cluster_(cluster), clusters_(clusters), rank_(rank) {
-    all_ = uniform(table[extents.groups].first_tile);
-  }
+  OCTAVO_DEVICE Tiles(const Group* table, const Extents& extents)
+      : group_(table), x_(extents), all_(table[extents.groups].first_tile) {}
 
-  OCTAVO_DEVICE bool next(Tile& tile) {
-    // Back and forth, so that nobody always has the larger tile of a turn.
-    const int number = turn_ * clusters_ + (turn_ % 2 ? clusters_ - 1 - cluster_ : cluster_);
-    ++turn_;
-    if (uniform(number) >= all_) return false;
+  OCTAVO_DEVICE int all() const { return all_; }
+
+  /// The number's tile for both blocks of a cluster.
+  OCTAVO_DEVICE void find(int number, Tile (&tiles)[2]) {
     while (number >= group_[1].first_tile) ++group_;
     const Group g = *group_;
     const unsigned local = static_cast<unsigned>(number - g.first_tile);
     const int rows = P == Product::kRows ? g.end - g.begin : x_.rows;
     const unsigned across = tiles_along(x_.columns, kTileColumns);
     const unsigned pairs = tiles_along(rows, kTileRows) / 2;
-    unsigned down_tile, across_tile;
-    tile.share_b = local < pairs * across;
-    if (tile.share_b) {
+    const bool share_b = local < pairs * across;
+    unsigned down_tile, across_tile;  // of the first block
+    if (share_b) {
       const unsigned panel = local / (pairs * kPanel), in_panel = local % (pairs * kPanel);
       const unsigned width = min(static_cast<unsigned>(kPanel), across - panel * kPanel);
-      down_tile = in_panel / width * 2 + rank_;
+      down_tile = in_panel / width * 2;
       across_tile = panel * kPanel + in_panel % width;
     } else {
       down_tile = 2 * pairs;
-      across_tile = (local - pairs * across) * 2 + rank_;
+      across_tile = (local - pairs * across) * 2;
     }
-    tile.group = g.index;
-    const int row = static_cast<int>(down_tile) * kTileRows;
-    tile.row = row + (P == Product::kRows ? g.begin : 0);
-    tile.rows = min(kTileRows, rows - row);
-    tile.column = static_cast<int>(across_tile) * kTileColumns;
-    tile.columns = max(0, min(kTileColumns, x_.columns - tile.column));
-    tile.k = P == Product::kRows ? 0 : g.begin;
-    tile.length = P == Product::kRows ? x_.contraction : uniform(g.end - g.begin);
-    tile.rows = uniform(tile.rows), tile.columns = uniform(tile.columns);
-    return true;
+#pragma unroll
+    for (int rank = 0; rank < 2; ++rank) {
+      const int row = (static_cast<int>(down_tile) + (share_b ? rank : 0)) * kTileRows;
+      const int column = (static_cast<int>(across_tile) + (share_b ? 0 : rank)) * kTileColumns;
+      Tile& tile = tiles[rank];
+      tile.share_b = share_b, tile.group = g.index;
+      tile.row = row + (P == Product::kRows ? g.begin : 0);
+      tile.rows = min(kTileRows, rows - row);
+      tile.column = column;
+      tile.columns = max(0, min(kTileColumns, x_.columns - column));
+      tile.k = P == Product::kRows ? 0 : g.begin;
+      tile.length = P == Product::kRows ? x_.contraction : g.end - g.begin;
+    }
   }
 
  private:
   const Group* group_;
   Extents x_;
-  int cluster_, clusters_, rank_, all_;
+  int all_;
+};
+
+/// The numbers of the tiles that a cluster takes in turn. The first is its own index. Without a
+/// counter the others are spread evenly; with one each cluster takes the next number when it begins
+/// a tile, so that tiles of unlike cost even out. The counter is zero before, and zero again when
+/// all have ended.
+class Turns {
+ public:
+  OCTAVO_DEVICE Turns(int cluster, int clusters, int all, int* counter)
+      : counter_(counter), cluster_(cluster), clusters_(clusters), all_(all) {}
+
+  /// A number, or one of at least `all` when there are no more; then not to be called again.
+  OCTAVO_DEVICE int next() {
+    const int turn = turn_++;
+    if (turn == 0) return cluster_ < all_ || !counter_ ? cluster_ : take();
+    if (counter_) return take();
+    // Back and forth, so that nobody always has the larger tile of a turn.
+    return turn * clusters_ + (turn % 2 ? clusters_ - 1 - cluster_ : cluster_);
+  }
+
+ private:
+  OCTAVO_DEVICE int take() {
+    const int taken = atomicAdd(counter_, 1);
+    // Each cluster takes one number too many; this is the last of them.
+    if (taken == max(all_ - clusters_, 0) + clusters_ - 1) atomicExch(counter_, 0);
+    return taken + clusters_;
+  }
+
+  int* counter_;
+  int cluster_, clusters_, all_;
   int turn_ = 0;
 };
 

@@ -262,7 +262,7 @@ template <class Test>
 void for_all_groups(const Test& test) {
   int i = 0;
   for (const Case& c : cases()) {
-    for (std::int64_t K : {136, 264, 7}) {
+    for (std::int64_t K : {136, 272, 7}) {
       for (DType dtype : kDTypes) {
         const View view = kAllViews[++i % 6];
         if (view == View::kBroadcastRow && i % 2) continue;

@@ -30,6 +30,14 @@ constexpr float value_of(HighPrecision type, std::uint32_t bits) {
   return internal::float_of(sign | fp32_exponent << 23 | mantissa << 13);
 }
 
+/// fp32 to bf16's bits, to nearest even; magnitudes that round beyond it become infinite and NaN is
+/// the quiet NaN 0x7FC0.
+OCTAVO_HOST_DEVICE constexpr std::uint16_t bfloat16_bits(float x) {
+  const std::uint32_t bits = internal::bits_of(x);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return 0x7FC0u;
+  return static_cast<std::uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
+}
+
 /// The larger of two magnitudes, NaN above all: their bits order like the values.
 constexpr float larger_magnitude(float a, float b) {
   return internal::bits_of(a) < internal::bits_of(b) ? b : a;

@@ -217,14 +217,31 @@ OCTAVO_DEVICE std::uint32_t to_fp16x2(float low, float high) {
 #endif
 }
 
-/// a / b rounded to nearest, whatever the compiler's flags.
-OCTAVO_DEVICE float divide_rn(float a, float b) {
+/// fp32 and fp64 operations rounded to nearest one by one, whatever the compiler's flags: it may
+/// neither fuse a product with a sum nor approximate.
 #if OCTAVO_GPU_HIP
-  return a / b;  // correctly rounded unless -fno-hip-fp32-correctly-rounded-divide-sqrt
+// Divisions and square roots are correctly rounded unless
+// -fno-hip-fp32-correctly-rounded-divide-sqrt says otherwise.
+#define OCTAVO_ROUNDED(type, name, parameters, cuda, expression) \
+  OCTAVO_HOST_DEVICE inline type name parameters {               \
+    _Pragma("clang fp contract(off)") return expression;         \
+  }
+#elif defined(__CUDA_ARCH__)
+#define OCTAVO_ROUNDED(type, name, parameters, cuda, expression) \
+  OCTAVO_DEVICE type name parameters { return cuda; }
 #else
-  return __fdiv_rn(a, b);
+#define OCTAVO_ROUNDED(type, name, parameters, cuda, expression) \
+  OCTAVO_HOST_DEVICE inline type name parameters { return expression; }
 #endif
-}
+OCTAVO_ROUNDED(float, multiply_rn, (float a, float b), __fmul_rn(a, b), a* b)
+OCTAVO_ROUNDED(float, add_rn, (float a, float b), __fadd_rn(a, b), a + b)
+OCTAVO_ROUNDED(float, divide_rn, (float a, float b), __fdiv_rn(a, b), a / b)
+OCTAVO_ROUNDED(float, square_root_rn, (float a), __fsqrt_rn(a), __builtin_sqrtf(a))
+OCTAVO_ROUNDED(double, multiply_rn, (double a, double b), __dmul_rn(a, b), a* b)
+OCTAVO_ROUNDED(double, subtract_rn, (double a, double b), __dsub_rn(a, b), a - b)
+OCTAVO_ROUNDED(double, divide_rn, (double a, double b), __ddiv_rn(a, b), a / b)
+OCTAVO_ROUNDED(double, square_root_rn, (double a), __dsqrt_rn(a), __builtin_sqrt(a))
+#undef OCTAVO_ROUNDED
 
 /// True where one instruction converts fp32 to `format`.
 OCTAVO_DEVICE constexpr bool has_native_cast([[maybe_unused]] Format format) {

@@ -1,0 +1,202 @@
+#include "octavo/kernels/gpu/adamw.h"
+
+#include <type_traits>
+
+#include "octavo/kernels/gpu/launch.h"
+#include "octavo/kernels/gpu/packed.h"
+#include "octavo/kernels/gpu/platform.h"
+
+namespace octavo::gpu {
+namespace {
+
+using kernels::AdamwFactors;
+using kernels::AdamwOptions;
+using kernels::AdamwTensor;
+
+constexpr int kThreads = 256;
+constexpr int kVector = 8;  // elements a thread moves at a time: 16 or 32 bytes of each tensor
+constexpr int kVectorsPerThread = 8;
+constexpr std::int64_t kPerBlock = std::int64_t{kThreads} * kVector * kVectorsPerThread;
+
+struct DeviceArithmetic {
+  OCTAVO_HOST_DEVICE static double multiply(double a, double b) { return multiply_rn(a, b); }
+  OCTAVO_HOST_DEVICE static double subtract(double a, double b) { return subtract_rn(a, b); }
+  OCTAVO_HOST_DEVICE static double divide(double a, double b) { return divide_rn(a, b); }
+  OCTAVO_HOST_DEVICE static double square_root(double a) { return square_root_rn(a); }
+};
+
+struct Params {
+  AdamwTensor tensor[kAdamwTensorsPerLaunch];
+  std::uint32_t first_block[kAdamwTensorsPerLaunch + 1];  // of each tensor, and the end
+  int count;
+  AdamwOptions options;
+  const double* lr;
+  const float* clip;
+};
+static_assert(sizeof(Params) <= 4096);
+
+// The tensor whose blocks hold blockIdx.x.
+OCTAVO_DEVICE int tensor_of_block(const Params& p) {
+  int low = 0, high = p.count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (p.first_block[middle] <= blockIdx.x ? low : high) = middle;
+  }
+  return low;
+}
+
+// One element of a type in memory.
+template <DType T>
+struct Element {
+  using Bits = std::conditional_t<T == DType::kFP32, float, std::uint16_t>;
+  OCTAVO_DEVICE static float load(const void* base, std::int64_t i) {
+    const Bits bits = static_cast<const Bits*>(base)[i];
+    if constexpr (T == DType::kFP32) return bits;
+    return internal::float_of(static_cast<std::uint32_t>(bits) << 16);
+  }
+  OCTAVO_DEVICE static void store(void* base, std::int64_t i, float x) {
+    if constexpr (T == DType::kFP32) {
+      static_cast<float*>(base)[i] = x;
+    } else {
+      static_cast<std::uint16_t*>(base)[i] = kernels::bfloat16_bits(x);
+    }
+  }
+};
+
+template <DType T>
+OCTAVO_DEVICE Vec8<T> load_vector(const void* base, std::int64_t i) {
+  Vec8<T> v;
+  constexpr int kBytes = sizeof(typename Element<T>::Bits);
+  v.load_streaming(static_cast<const char*>(base) + i * kBytes);
+  return v;
+}
+
+template <DType T>
+OCTAVO_DEVICE void store_vector(void* base, std::int64_t i, const float (&x)[kVector]) {
+  constexpr int kBytes = sizeof(typename Element<T>::Bits);
+  char* at = static_cast<char*>(base) + i * kBytes;
+  if constexpr (T == DType::kFP32) {
+    const auto word = [&](int k) { return internal::bits_of(x[k]); };
+    store16_streaming(at, {word(0), word(1), word(2), word(3)});
+    store16_streaming(at + 16, {word(4), word(5), word(6), word(7)});
+  } else {
+    const auto word = [&](int k) { return to_bf16x2(x[k], x[k + 1]); };
+    store16_streaming(at, {word(0), word(2), word(4), word(6)});
+  }
+}
+
+// The formula of kernels/adamw.h; m, v and p in and out.
+OCTAVO_DEVICE void update(const AdamwFactors& f, float gradient, float& m, float& v, float& p) {
+  const float g = multiply_rn(gradient, f.clip);
+  p = multiply_rn(p, f.decay);
+  m = add_rn(f.lerp_from_moment ? m : g, multiply_rn(f.lerp, add_rn(g, -m)));
+  v = add_rn(multiply_rn(v, f.beta2), multiply_rn(multiply_rn(f.one_minus_beta2, g), g));
+  const float denominator = add_rn(divide_rn(square_root_rn(v), f.root_correction), f.eps);
+  p = add_rn(p, divide_rn(multiply_rn(f.negative_step_size, m), denominator));
+}
+
+template <DType P, DType G, DType M, bool kMaster>
+__global__ void OCTAVO_LAUNCH_BOUNDS(kThreads, 4) adamw_kernel(const Params params) {
+  __shared__ AdamwFactors shared_factors;
+  const int index = tensor_of_block(params);
+  const AdamwTensor t = params.tensor[index];
+  if (threadIdx.x == 0) {
+    shared_factors = kernels::adamw_factors<DeviceArithmetic>(params.options, t.weight_decay,
+                                                              *params.lr, *t.step, *params.clip);
+  }
+  __syncthreads();
+  const AdamwFactors f = shared_factors;
+  // What the update reads p from and first writes it to.
+  constexpr DType S = kMaster ? DType::kFP32 : P;
+  void* const source = kMaster ? t.master : t.parameter;
+  const auto misalignment = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16; };
+  const bool aligned =
+      (misalignment(source) | misalignment(t.parameter) | misalignment(t.gradient) |
+       misalignment(t.exp_avg) | misalignment(t.exp_avg_sq)) == 0;
+  const std::int64_t block = static_cast<std::int64_t>(blockIdx.x - params.first_block[index]);
+  const std::int64_t begin = block * kPerBlock + threadIdx.x * kVector;
+#pragma unroll 1
+  for (int k = 0; k < kVectorsPerThread; ++k) {
+    const std::int64_t i = begin + std::int64_t{k} * kThreads * kVector;
+    if (i >= t.size) return;
+    if (aligned && i + kVector <= t.size) {
+      const Vec8<S> old = load_vector<S>(source, i);
+      const Vec8<G> g = load_vector<G>(t.gradient, i);
+      const Vec8<M> old_m = load_vector<M>(t.exp_avg, i), old_v = load_vector<M>(t.exp_avg_sq, i);
+      float p[kVector], m[kVector], v[kVector];
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        p[j] = old[j], m[j] = old_m[j], v[j] = old_v[j];
+        update(f, g[j], m[j], v[j], p[j]);
+      }
+      store_vector<M>(t.exp_avg, i, m);
+      store_vector<M>(t.exp_avg_sq, i, v);
+      store_vector<S>(source, i, p);
+      if constexpr (kMaster) store_vector<P>(t.parameter, i, p);
+    } else {
+      const std::int64_t end = i + kVector < t.size ? i + kVector : t.size;
+      for (std::int64_t j = i; j < end; ++j) {
+        float p = Element<S>::load(source, j);
+        float m = Element<M>::load(t.exp_avg, j), v = Element<M>::load(t.exp_avg_sq, j);
+        update(f, Element<G>::load(t.gradient, j), m, v, p);
+        Element<M>::store(t.exp_avg, j, m);
+        Element<M>::store(t.exp_avg_sq, j, v);
+        Element<S>::store(source, j, p);
+        if constexpr (kMaster) Element<P>::store(t.parameter, j, p);
+      }
+    }
+  }
+}
+
+template <DType P, bool kMaster>
+void launch(const kernels::AdamwTypes& types, const Params& params, NativeStream stream) {
+  constexpr DType k32 = DType::kFP32, k16 = DType::kBF16;
+  const unsigned blocks = params.first_block[params.count];
+  const bool g16 = types.gradient == kernels::HighPrecision::kBFloat16;
+  const bool m16 = types.moments == kernels::HighPrecision::kBFloat16;
+  if (g16 && m16) {
+    adamw_kernel<P, k16, k16, kMaster><<<blocks, kThreads, 0, stream>>>(params);
+  } else if (g16) {
+    adamw_kernel<P, k16, k32, kMaster><<<blocks, kThreads, 0, stream>>>(params);
+  } else if (m16) {
+    adamw_kernel<P, k32, k16, kMaster><<<blocks, kThreads, 0, stream>>>(params);
+  } else {
+    adamw_kernel<P, k32, k32, kMaster><<<blocks, kThreads, 0, stream>>>(params);
+  }
+}
+
+void launch(const kernels::AdamwTypes& types, const Params& params, NativeStream stream) {
+  if (params.count == 0) return;
+  if (types.parameter == kernels::HighPrecision::kFloat32) {
+    launch<DType::kFP32, false>(types, params, stream);
+  } else if (types.has_master) {
+    launch<DType::kBF16, true>(types, params, stream);
+  } else {
+    launch<DType::kBF16, false>(types, params, stream);
+  }
+}
+
+}  // namespace
+
+void adamw(const AdamwArgs& args, Stream stream) {
+  const auto native = static_cast<NativeStream>(stream);
+  Params params{};
+  params.options = args.options;
+  params.lr = args.lr;
+  params.clip = args.clip;
+  for (std::int64_t i = 0; i < args.count; ++i) {
+    const AdamwTensor& tensor = args.tensors[i];
+    if (tensor.size == 0) continue;
+    params.tensor[params.count] = tensor;
+    params.first_block[params.count + 1] =
+        params.first_block[params.count] +
+        static_cast<std::uint32_t>(ceil_div(tensor.size, kPerBlock));
+    if (++params.count == kAdamwTensorsPerLaunch) {
+      launch(args.types, params, native);
+      params.count = 0;
+    }
+  }
+  launch(args.types, params, native);
+}
+
+}  // namespace octavo::gpu

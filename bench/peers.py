@@ -1,13 +1,17 @@
 """Octavo's linear beside BF16 and torchao (eager and compiled), forward + backward, in one process.
 
     OCTAVO_BUILD_DIR=build-cuda python bench/peers.py [--repetitions N] [--shapes MxKxN,...]
-                                                    [--recipes R,...] [--no-peers]
+                                                    [--recipes R,...] [--micro-batches N] [--no-peers]
 
 Medians of CUDA events over inputs that rotate through more memory than the L2 cache holds. A card at its
 power limit clocks by what it has just run, so each contender runs SETTLE seconds before its timed steps:
 it is timed at the clocks its own work leads to, as in training. Contenders take turns, ROUNDS times, so
 that a slow minute of a shared machine slows all of them. Ratios are to BF16 in the same process. Fast
 accumulation: forward only, which is the default of both libraries.
+
+--micro-batches 4: four forward and backward passes that share a weight and sum its gradient, as a step
+with gradient accumulation has them; Octavo quantises the weight once (octavo::quantize_weight). Times
+are of one pass.
 """
 
 import argparse
@@ -32,17 +36,24 @@ def contenders(args, m, k, n):
     dys = [torch.randn(m, n, **device) for _ in range(ROTATION)]
     w = torch.nn.Parameter(torch.randn(n, k, **device) * k**-0.5)
 
-    def of(forward, weight):
+    def of(forward, weight, prepare=lambda: ()):
         def step(i):
-            x = xs[i % ROTATION]
-            x.grad = weight.grad = None
-            forward(x).backward(dys[i % ROTATION])
+            weight.grad = None
+            given = prepare()
+            for j in range(i, i + args.micro_batches):
+                x = xs[j % ROTATION]
+                x.grad = None
+                forward(x, *given).backward(dys[j % ROTATION])
         return step
 
     yield "bf16", of(lambda x: torch.nn.functional.linear(x, w), w)
     op = torch.ops.octavo.float8_linear
     for recipe in args.recipes.split(","):
-        yield f"octavo {recipe}", of(lambda x, r=recipe: op(x, w, None, r), w)
+        def quantised(r=recipe):
+            return torch.ops.octavo.quantize_weight(w, r) if args.micro_batches > 1 else ()
+
+        yield f"octavo {recipe}", of(lambda x, *given, r=recipe: op(x, w, None, r, "auto", *given), w,
+                                     quantised)
     if args.no_peers:
         return
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -91,13 +102,14 @@ def main():
                         help="timed steps a round")
     parser.add_argument("--shapes", default=SHAPES)
     parser.add_argument("--recipes", default=RECIPES)
+    parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--no-peers", action="store_true", help="Octavo and BF16 only")
     args = parser.parse_args()
 
     build = pathlib.Path(os.environ.get("OCTAVO_BUILD_DIR", "build-cuda"))
     torch.ops.load_library(str(build / "octavo" / "liboctavo.so"))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, medians of {ROUNDS} x {args.repetitions}, "
-          "fast accumulation forward only")
+          f"fast accumulation forward only, {args.micro_batches} micro-batches a step")
     for shape in args.shapes.split(","):
         m, k, n = map(int, shape.split("x"))
         steps = list(contenders(args, m, k, n))
@@ -110,7 +122,8 @@ def main():
         for _ in range(ROUNDS):
             for name, step in steps:
                 settle(step)
-                times[name] += [milliseconds(step, i) for i in range(args.repetitions)]
+                times[name] += [milliseconds(step, i) / args.micro_batches
+                                for i in range(args.repetitions)]
         bf16 = statistics.median(times["bf16"])
         for name, samples in times.items():
             median = statistics.median(samples)

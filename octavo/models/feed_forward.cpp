@@ -17,7 +17,8 @@ LlamaMlpImpl::LlamaMlpImpl(std::int64_t dim, std::int64_t hidden, const at::Tens
 }
 
 torch::Tensor LlamaMlpImpl::forward(const torch::Tensor& x) {
-  return down_proj(at::silu(gate_proj(x)) * up_proj(x));
+  const nn::LinearInput input = nn::share_input(x, {gate_proj.get(), up_proj.get()});
+  return down_proj(at::silu(gate_proj->forward_shared(input)) * up_proj->forward_shared(input));
 }
 
 }  // namespace octavo::models

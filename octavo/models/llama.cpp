@@ -47,9 +47,10 @@ torch::Tensor LlamaAttentionImpl::forward(const torch::Tensor& x, const RopeTabl
   const auto split = [&](const at::Tensor& y, std::int64_t heads) {
     return y.view({batch, sequence, heads, head_dim});
   };
-  const at::Tensor q = rotate(split(q_proj(x), config.heads), rope);
-  at::Tensor k = rotate(split(k_proj(x), config.kv_heads), rope);
-  at::Tensor v = split(v_proj(x), config.kv_heads);
+  const nn::LinearInput input = nn::share_input(x, {q_proj.get(), k_proj.get(), v_proj.get()});
+  const at::Tensor q = rotate(split(q_proj->forward_shared(input), config.heads), rope);
+  at::Tensor k = rotate(split(k_proj->forward_shared(input), config.kv_heads), rope);
+  at::Tensor v = split(v_proj->forward_shared(input), config.kv_heads);
   if (cache != nullptr) std::tie(k, v) = cache->append(layer, k, v);
   const at::Tensor y_BHTP =
       causal_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2));

@@ -38,10 +38,13 @@ FlopsPerToken flops_per_token(const LlamaConfig& config, std::int64_t sequence) 
           .attention = 6.0 * double(config.layers) * D * double(sequence + 1)};
 }
 
-MemoryEstimate memory_estimate(const LlamaConfig& config, at::ScalarType dtype) {
-  const std::int64_t bytes =
-      parameter_count(config).total() * std::int64_t(c10::elementSize(dtype));
-  return {.parameters = bytes, .gradients = bytes, .optimizer = 2 * bytes};
+MemoryEstimate memory_estimate(const LlamaConfig& config, at::ScalarType dtype,
+                               bool master_weights) {
+  const std::int64_t count = parameter_count(config).total();
+  const std::int64_t bytes = count * std::int64_t(c10::elementSize(dtype));
+  return {.parameters = bytes,
+          .gradients = bytes,
+          .optimizer = master_weights ? 3 * count * std::int64_t(sizeof(float)) : 2 * bytes};
 }
 
 std::vector<ModuleRow> list_modules(const LlamaImpl& model) {

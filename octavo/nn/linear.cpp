@@ -1,8 +1,24 @@
 #include "octavo/nn/linear.h"
 
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
 #include <cmath>
+#include <map>
 
 namespace octavo::nn {
+namespace {
+
+// Whether somebody wants to see gradients of w as autograd hands them over.
+bool has_hooks(const at::Tensor& w) {
+  namespace impl = torch::autograd::impl;
+  if (!impl::hooks(w).empty() || impl::post_acc_grad_hooks(w) != nullptr) return true;
+  const auto accumulator = impl::try_get_grad_accumulator(w);
+  return accumulator && !(accumulator->pre_hooks().empty() && accumulator->post_hooks().empty());
+}
+
+}  // namespace
 
 LinearImpl::LinearImpl(const LinearOptions& options) : options(options) { reset(); }
 
@@ -35,11 +51,57 @@ void LinearImpl::pretty_print(std::ostream& stream) const {
          << ")";
 }
 
+LinearInput share_input(const at::Tensor& x, std::initializer_list<const LinearImpl*> linears) {
+  LinearInput input{.x = x, .quantized = std::nullopt, .recipe = std::nullopt};
+  const std::optional<Recipe>& recipe = (*linears.begin())->recipe;
+  if (!recipe || !at::GradMode::is_enabled() ||
+      at::autocast::is_autocast_enabled(x.device().type())) {
+    return input;
+  }
+  int readers = 0;
+  bool need_dw = false;
+  for (const LinearImpl* linear : linears) {
+    if (linear->recipe != recipe) continue;
+    ++readers;
+    need_dw = need_dw || linear->weight.requires_grad();
+  }
+  if (readers < 2 || !(need_dw || x.requires_grad())) return input;
+  input.quantized = quantize_input(x, *recipe, need_dw);
+  input.recipe = recipe;
+  return input;
+}
+
 torch::Tensor LinearImpl::forward(const torch::Tensor& x) {
+  return forward_shared(LinearInput{.x = x, .quantized = std::nullopt, .recipe = std::nullopt});
+}
+
+torch::Tensor LinearImpl::forward_shared(const LinearInput& input) {
+  const torch::Tensor& x = input.x;
   if (!recipe) return at::linear(x, weight, bias);
   const std::optional<at::Tensor> b =
       bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;
-  return float8_linear(x, weight, b, *recipe, keep_weight_transposed);
+  Float8LinearOptions with{.keep_weight_transposed = keep_weight_transposed};
+  if (input.quantized && input.recipe == recipe) with.input = &*input.quantized;
+  if (weight_cache) with.weight = &weight_cache->get(weight, *recipe);
+  if (accumulate_gradient && at::GradMode::is_enabled() && weight.requires_grad()) {
+    const at::Tensor& gradient = weight.grad();
+    if (gradient.defined() && gradient.is_contiguous() &&
+        gradient.scalar_type() == weight.scalar_type() && !has_hooks(weight)) {
+      with.accumulate_into = gradient;
+    }
+  }
+  return float8_linear(x, weight, b, *recipe, with);
+}
+
+void accumulate_gradients(torch::nn::Module& module) {
+  std::map<const c10::TensorImpl*, int> names;
+  for (const auto& item : module.named_parameters()) ++names[item.value().unsafeGetTensorImpl()];
+  module.apply([&](torch::nn::Module& each) {
+    auto* linear = dynamic_cast<LinearImpl*>(&each);
+    if (linear && names[linear->weight.unsafeGetTensorImpl()] == 1) {
+      linear->accumulate_gradient = true;
+    }
+  });
 }
 
 }  // namespace octavo::nn

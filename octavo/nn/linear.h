@@ -4,8 +4,13 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <initializer_list>
+#include <optional>
 
 #include "octavo/nn/float8_layer.h"
+#include "octavo/nn/weight_cache.h"
+#include "octavo/ops/float8_linear.h"
+#include "octavo/recipe/recipe.h"
 
 namespace octavo::nn {
 
@@ -17,6 +22,20 @@ struct LinearOptions {
   at::TensorOptions tensor = {};  ///< dtype and device of weight and bias
 };
 
+class LinearImpl;
+
+/// x for several linears that read it: quantised once where they have the same recipe.
+struct LinearInput {
+  at::Tensor x;                               // (..., in)
+  std::optional<QuantizedLayouts> quantized;  ///< by `recipe`
+  std::optional<Recipe> recipe;
+};
+
+/// x for `linears`. It is quantised here where a graph is recorded, autocast is off and at least
+/// two have the first one's recipe; the bits are those of each quantising x itself, and what
+/// backward keeps of x is kept once.
+LinearInput share_input(const at::Tensor& x, std::initializer_list<const LinearImpl*> linears);
+
 /// y = x . w^T (+ bias). Without a recipe an ordinary linear; with one, float8_linear. Converting
 /// sets the recipe and allocates nothing; parameters keep their names, so state dicts of
 /// converted and plain models are interchangeable.
@@ -27,6 +46,7 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl>, public Float8Layer {
   void pretty_print(std::ostream& stream) const override;
 
   torch::Tensor forward(const torch::Tensor& x);  // (..., in) -> (..., out)
+  torch::Tensor forward_shared(const LinearInput& input);
 
   /// Registers `other` itself as this module's weight: one tensor under two names, whose gradient
   /// is the sum of both uses. Errors: a shape other than (out_features, in_features).
@@ -35,7 +55,17 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl>, public Float8Layer {
   LinearOptions options;
   torch::Tensor weight;  // (out_features, in_features)
   torch::Tensor bias;    // (out_features) or undefined
+  std::optional<WeightCache> weight_cache;  // off by default: enable_weight_caches()
+  /// For a trainer that owns the weight: from the second backward pass on, while weight.grad()
+  /// holds the first's gradient, dw is added to it inside the product
+  /// (Float8LinearOptions::accumulate_into). Ignored without a recipe, where the weight has hooks,
+  /// and where its gradient is not contiguous or of another dtype.
+  bool accumulate_gradient = false;
 };
 TORCH_MODULE(Linear);
+
+/// Sets accumulate_gradient on every linear below `module` whose weight has no second name there
+/// (tied weights have gradients of two origins).
+void accumulate_gradients(torch::nn::Module& module);
 
 }  // namespace octavo::nn

@@ -5,6 +5,8 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "octavo/gemm/scaled_mm.h"
@@ -49,27 +51,105 @@ void check_matching_sizes(const at::Tensor& x, const at::Tensor& w,
               "each of w's ", w.size(0), " rows, got ", bias ? bias->sizes() : w.sizes());
 }
 
+// The rows of an operand that is quantised already, of `matrix` (R, C).
+ScaledTensor given_rows(const char* argument, const char* scale_name, const at::Tensor& matrix,
+                        const at::Tensor& bytes, const at::Tensor& scale, const LayoutSpec& spec) {
+  TORCH_CHECK(bytes.sizes() == matrix.sizes() && bytes.is_contiguous(), "float8_linear: ", argument,
+              ": expected a contiguous ", matrix.sizes(), " as the operand's sizes ask for, got ",
+              bytes.sizes(), " with strides ", bytes.strides(),
+              "; pass what was quantised from the same tensor");
+  const at::ScalarType dtype = spec.granularity.mx ? at::kByte : at::kFloat;
+  TORCH_CHECK(scale.scalar_type() == dtype, "float8_linear: ", scale_name, ": expected ", dtype,
+              ", got ", scale.scalar_type(), "; quantise the operand by the same recipe");
+  return from_bytes(scale_name, bytes, scale, spec);
+}
+
+// Rows of `matrix`, unless they are given, and its transposed layout where `transposed` asks for
+// it.
+QuantizedOperand operand_of(const char* argument, const char* scale_name, const at::Tensor& matrix,
+                            const std::optional<at::Tensor>& rows,
+                            const std::optional<at::Tensor>& rows_scale, const LayoutSpec& spec,
+                            const std::optional<LayoutSpec>& transposed) {
+  if (!rows) return quantize_operand(matrix, {.rows = spec, .transposed = transposed});
+  QuantizedOperand operand;
+  if (transposed) operand = quantize_operand(matrix, {.transposed = transposed});
+  operand.rows = given_rows(argument, scale_name, matrix, *rows, *rows_scale, spec);
+  return operand;
+}
+
+QuantizedLayouts layouts_of(const QuantizedOperand& operand) {
+  QuantizedLayouts layouts{.rows = to_bytes(operand.rows.data),
+                           .rows_scale = scale_bytes(operand.rows),
+                           .transposed = {},
+                           .transposed_scale = {}};
+  if (operand.transposed.data.defined()) {
+    layouts.transposed = to_bytes(operand.transposed.data);
+    layouts.transposed_scale = scale_bytes(operand.transposed);
+  }
+  return layouts;
+}
+
 at::Tensor float8_linear_kernel(const at::Tensor& x, const at::Tensor& w,
                                 const std::optional<at::Tensor>& bias, std::string_view recipe,
-                                std::string_view keep_weight_transposed) {
+                                std::string_view keep_weight_transposed,
+                                const std::optional<at::Tensor>& w_rows,
+                                const std::optional<at::Tensor>& w_rows_scale,
+                                const std::optional<at::Tensor>& w_transposed,
+                                const std::optional<at::Tensor>& w_transposed_scale) {
   parse_keep("keep_weight_transposed", keep_weight_transposed);
+  check_quantized("w_transposed", w, w_transposed, w_transposed_scale);
   return std::get<0>(call_float8_linear_forward(x, w, bias, recipe, /*need_dx=*/false,
-                                                /*need_dw=*/false, /*keep=*/false));
+                                                /*need_dw=*/false, /*keep=*/false, w_rows,
+                                                w_rows_scale));
+}
+
+QuantizedWeightResult quantize_weight_kernel(const at::Tensor& w, std::string_view recipe) {
+  const LinearSpec spec = resolve_for(recipe, w.device());
+  check_weight_argument(w);
+  const QuantizedLayouts layouts =
+      layouts_of(quantize_operand(w, {.rows = spec.forward.b, .transposed = spec.dx.b}));
+  return {layouts.rows, layouts.rows_scale, layouts.transposed, layouts.transposed_scale};
 }
 
 ForwardResult forward_kernel(const at::Tensor& x, const at::Tensor& w,
                              const std::optional<at::Tensor>& bias, std::string_view recipe,
-                             bool need_dx, bool need_dw, bool keep_weight_transposed) {
+                             bool need_dx, bool need_dw, bool keep_weight_transposed,
+                             const std::optional<at::Tensor>& w_rows,
+                             const std::optional<at::Tensor>& w_rows_scale) {
+  return float8_linear_forward_kernel(x, w, bias, recipe, need_dx, need_dw, keep_weight_transposed,
+                                      w_rows, w_rows_scale, /*x_rows=*/std::nullopt,
+                                      /*x_rows_scale=*/std::nullopt);
+}
+
+BackwardResult backward_kernel(const at::Tensor& dy, const std::optional<at::Tensor>& x,
+                               const std::optional<at::Tensor>& x_scale,
+                               const std::optional<at::Tensor>& w,
+                               const std::optional<at::Tensor>& w_scale, std::string_view recipe,
+                               at::ScalarType dw_dtype, std::optional<at::ScalarType> dbias_dtype) {
+  return float8_linear_backward_kernel(dy, x, x_scale, w, w_scale, recipe, dw_dtype, dbias_dtype,
+                                       /*accumulate_into=*/std::nullopt);
+}
+
+}  // namespace
+
+ForwardResult float8_linear_forward_kernel(
+    const at::Tensor& x, const at::Tensor& w, const std::optional<at::Tensor>& bias,
+    std::string_view recipe, bool need_dx, bool need_dw, bool keep_weight_transposed,
+    const std::optional<at::Tensor>& w_rows, const std::optional<at::Tensor>& w_rows_scale,
+    const std::optional<at::Tensor>& x_rows, const std::optional<at::Tensor>& x_rows_scale) {
   const LinearSpec spec = resolve_for(recipe, x.device());
   check_forward_arguments(x, w, bias);
+  check_quantized("w_rows", w, w_rows, w_rows_scale);
+  check_quantized("x_rows", x, x_rows, x_rows_scale);
   check_matching_sizes(x, w, bias);
   const bool keep_x = need_dw && !spec.dw.high_precision();
   const bool keep_w = need_dx && keep_weight_transposed;
 
-  const QuantizedOperand x_fp8 = quantize_operand(
-      as_matrix(x), {.rows = spec.forward.a, .transposed = keep_x ? spec.dw.b : std::nullopt});
-  const QuantizedOperand w_fp8 = quantize_operand(
-      w, {.rows = spec.forward.b, .transposed = keep_w ? spec.dx.b : std::nullopt});
+  const QuantizedOperand x_fp8 =
+      operand_of("x_rows", "x_rows_scale", as_matrix(x), x_rows, x_rows_scale, *spec.forward.a,
+                 keep_x ? spec.dw.b : std::nullopt);
+  const QuantizedOperand w_fp8 = operand_of("w_rows", "w_rows_scale", w, w_rows, w_rows_scale,
+                                            *spec.forward.b, keep_w ? spec.dx.b : std::nullopt);
   const at::Tensor y = scaled_mm(x_fp8.rows, w_fp8.rows,
                                  {.out_dtype = x.scalar_type(),
                                   .bias = bias,
@@ -81,11 +161,11 @@ ForwardResult forward_kernel(const at::Tensor& x, const at::Tensor& w,
           keep_w ? scale_bytes(w_fp8.transposed) : absent(x, at::kFloat)};
 }
 
-BackwardResult backward_kernel(const at::Tensor& dy, const std::optional<at::Tensor>& x,
-                               const std::optional<at::Tensor>& x_scale,
-                               const std::optional<at::Tensor>& w,
-                               const std::optional<at::Tensor>& w_scale, std::string_view recipe,
-                               at::ScalarType dw_dtype, std::optional<at::ScalarType> dbias_dtype) {
+BackwardResult float8_linear_backward_kernel(
+    const at::Tensor& dy, const std::optional<at::Tensor>& x,
+    const std::optional<at::Tensor>& x_scale, const std::optional<at::Tensor>& w,
+    const std::optional<at::Tensor>& w_scale, std::string_view recipe, at::ScalarType dw_dtype,
+    std::optional<at::ScalarType> dbias_dtype, const std::optional<at::Tensor>& accumulate_into) {
   const LinearSpec spec = resolve_for(recipe, dy.device());
   check_backward_arguments(dy, x, x_scale, w, w_scale, spec);
   const bool dw_fp8 = x && !spec.dw.high_precision();
@@ -110,18 +190,19 @@ BackwardResult backward_kernel(const at::Tensor& dy, const std::optional<at::Ten
   at::Tensor dw = absent(dy, dw_dtype);
   if (dw_fp8) {
     dw = scaled_mm(dy_fp8.transposed, from_bytes("x_scale", *x, *x_scale, *spec.dw.b),
-                   {.out_dtype = dw_dtype, .fast_accumulation = spec.dw.fast_accumulation});
+                   {.out_dtype = dw_dtype,
+                    .fast_accumulation = spec.dw.fast_accumulation,
+                    .accumulate_into = accumulate_into});
   } else if (x) {
     dw = at::mm(dy_MN.t(), as_matrix(*x));  // (N, M) . (M, K), in dy's dtype
     if (dw.scalar_type() != dw_dtype) dw = dw.to(dw_dtype);
+    if (accumulate_into) dw = accumulate_into->add_(dw);
   }
 
   at::Tensor dbias = absent(dy, dbias_dtype.value_or(at::kFloat));
   if (dbias_dtype) dbias = bias_gradient(dy_MN, *dbias_dtype);
   return {dx, dw, dbias};
 }
-
-}  // namespace
 
 LinearSpec resolve_for(std::string_view recipe, at::Device device) {
   // A model calls with the same few recipes for ever; parsing one costs as much as a launch.
@@ -140,11 +221,13 @@ TORCH_LIBRARY_IMPL(octavo, CPU, m) {
   m.impl("float8_linear", &float8_linear_kernel);
   m.impl("float8_linear_forward", &forward_kernel);
   m.impl("float8_linear_backward", &backward_kernel);
+  m.impl("quantize_weight", &quantize_weight_kernel);
 }
 TORCH_LIBRARY_IMPL(octavo, CUDA, m) {
   m.impl("float8_linear", &float8_linear_kernel);
   m.impl("float8_linear_forward", &forward_kernel);
   m.impl("float8_linear_backward", &backward_kernel);
+  m.impl("quantize_weight", &quantize_weight_kernel);
 }
 
 }  // namespace octavo::ops
@@ -153,8 +236,34 @@ namespace octavo {
 
 at::Tensor float8_linear(const at::Tensor& x, const at::Tensor& w,
                          const std::optional<at::Tensor>& bias, const Recipe& recipe,
-                         KeepWeightTransposed keep) {
-  return ops::call_float8_linear(x, w, bias, recipe.to_string(), ops::name(keep));
+                         const Float8LinearOptions& options) {
+  const std::string text = recipe.to_string();
+  if (options.accumulate_into.defined() || options.input != nullptr) {
+    return ops::float8_linear_recorded(x, w, bias, text, options);
+  }
+  const std::string keep = ops::name(options.keep_weight_transposed);
+  if (options.weight == nullptr)
+    return ops::call_float8_linear(x, w, bias, text, keep, {}, {}, {}, {});
+  return ops::call_float8_linear(x, w, bias, text, keep, options.weight->rows,
+                                 options.weight->rows_scale, options.weight->transposed,
+                                 options.weight->transposed_scale);
+}
+
+QuantizedLayouts quantize_weight(const at::Tensor& w, const Recipe& recipe) {
+  auto [rows, rows_scale, transposed, transposed_scale] =
+      ops::call_quantize_weight(w, recipe.to_string());
+  return {std::move(rows), std::move(rows_scale), std::move(transposed),
+          std::move(transposed_scale)};
+}
+
+QuantizedLayouts quantize_input(const at::Tensor& x, const Recipe& recipe, bool need_dw) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const LinearSpec spec = ops::resolve_for(recipe.to_string(), x.device());
+  ops::check_input_argument(x);
+  const bool transposed = need_dw && !spec.dw.high_precision();
+  return ops::layouts_of(quantize_operand(
+      ops::as_matrix(x),
+      {.rows = spec.forward.a, .transposed = transposed ? spec.dw.b : std::nullopt}));
 }
 
 }  // namespace octavo

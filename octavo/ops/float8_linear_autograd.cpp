@@ -19,17 +19,35 @@ std::optional<at::Tensor> optional(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
 }
 
+// What the caller gives besides the operands; undefined where it does not. Nothing of it is
+// differentiable.
+struct Given {
+  QuantizedLayouts weight = {};
+  QuantizedLayouts input = {};
+  at::Tensor accumulate_into = {};
+};
+
 class Float8Linear : public torch::autograd::Function<Float8Linear> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
                             const std::optional<at::Tensor>& bias, const std::string& recipe,
-                            bool keep_weight_transposed) {
+                            bool keep_weight_transposed, const Given& given) {
     const bool need_dx = x.requires_grad(), need_dw = w.requires_grad();
+    const bool transposed_given = given.weight.transposed.defined();
+    if (transposed_given) keep_weight_transposed = false;
     ForwardResult result;
     {
       at::AutoDispatchBelowADInplaceOrView guard;
-      result =
-          call_float8_linear_forward(x, w, bias, recipe, need_dx, need_dw, keep_weight_transposed);
+      const auto w_rows = optional(given.weight.rows),
+                 w_rows_scale = optional(given.weight.rows_scale);
+      if (given.input.rows.defined()) {
+        result = float8_linear_forward_kernel(
+            x, w, bias, recipe, need_dx, need_dw && !given.input.transposed.defined(),
+            keep_weight_transposed, w_rows, w_rows_scale, given.input.rows, given.input.rows_scale);
+      } else {
+        result = call_float8_linear_forward(x, w, bias, recipe, need_dx, need_dw,
+                                            keep_weight_transposed, w_rows, w_rows_scale);
+      }
     }
     auto& [y, x_bytes, x_scale, w_bytes, w_scale] = result;
     // Undefined: not wanted. Without a scale: high precision.
@@ -37,13 +55,19 @@ class Float8Linear : public torch::autograd::Function<Float8Linear> {
     if (need_dw) {
       if (resolve_for(recipe, x.device()).dw.high_precision()) {
         saved_x = x;
+      } else if (given.input.transposed.defined()) {
+        saved_x = given.input.transposed;
+        saved_x_scale = given.input.transposed_scale;
       } else {
         saved_x = x_bytes;
         saved_x_scale = x_scale;
       }
     }
     if (need_dx) {
-      if (keep_weight_transposed) {
+      if (transposed_given) {
+        saved_w = given.weight.transposed;
+        saved_w_scale = given.weight.transposed_scale;
+      } else if (keep_weight_transposed) {
         saved_w = w_bytes;
         saved_w_scale = w_scale;
       } else {
@@ -54,6 +78,10 @@ class Float8Linear : public torch::autograd::Function<Float8Linear> {
     ctx->saved_data["recipe"] = recipe;
     ctx->saved_data["dw_dtype"] = static_cast<std::int64_t>(w.scalar_type());
     if (bias) ctx->saved_data["dbias_dtype"] = static_cast<std::int64_t>(bias->scalar_type());
+    // Not save_for_backward: that is for tensors nobody writes to between the passes.
+    if (given.accumulate_into.defined()) {
+      ctx->saved_data["accumulate_into"] = given.accumulate_into;
+    }
     return y;
   }
 
@@ -67,15 +95,26 @@ class Float8Linear : public torch::autograd::Function<Float8Linear> {
     const auto dtype = [&](const char* key) {
       return static_cast<at::ScalarType>(ctx->saved_data[key].toInt());
     };
-    BackwardResult result;
-    {
+    const bool accumulates = need_dw && ctx->saved_data.count("accumulate_into") != 0;
+    const auto run = [&](const auto& operation, const auto&... more) {
       at::AutoDispatchBelowADInplaceOrView guard;
-      result = call_float8_linear_backward(
+      return operation(
           dy, need_dw ? optional(saved[0]) : std::nullopt,
           need_dw ? optional(saved[1]) : std::nullopt, need_dx ? optional(saved[2]) : std::nullopt,
           need_dx ? optional(saved[3]) : std::nullopt, ctx->saved_data["recipe"].toStringRef(),
           dtype("dw_dtype"),
-          need_dbias ? std::optional<at::ScalarType>(dtype("dbias_dtype")) : std::nullopt);
+          need_dbias ? std::optional<at::ScalarType>(dtype("dbias_dtype")) : std::nullopt, more...);
+    };
+    BackwardResult result;
+    if (accumulates) {
+      TORCH_CHECK(
+          !at::GradMode::is_enabled(),
+          "float8_linear: accumulate_into has no second derivative; call backward() without "
+          "create_graph");
+      result = run(float8_linear_backward_kernel,
+                   std::optional(ctx->saved_data["accumulate_into"].toTensor()));
+    } else {
+      result = run(call_float8_linear_backward);
     }
     auto& [dx, dw, dbias] = result;
     const auto wanted = [](bool need, const at::Tensor& gradient) {
@@ -83,7 +122,11 @@ class Float8Linear : public torch::autograd::Function<Float8Linear> {
       return at::GradMode::is_enabled() ? without_derivative("float8_linear's backward", gradient)
                                         : gradient;
     };
-    return {wanted(need_dx, dx), wanted(need_dw, dw), wanted(need_dbias, dbias), at::Tensor(),
+    return {wanted(need_dx, dx),
+            wanted(need_dw && !accumulates, dw),
+            wanted(need_dbias, dbias),
+            at::Tensor(),
+            at::Tensor(),
             at::Tensor()};
   }
 };
@@ -102,26 +145,45 @@ bool keeps_weight(const at::Tensor& x, const at::Tensor& w, std::string_view wor
 
 at::Tensor float8_linear_autograd(const at::Tensor& x, const at::Tensor& w,
                                   const std::optional<at::Tensor>& bias, std::string_view recipe,
-                                  std::string_view keep_weight_transposed) {
+                                  std::string_view keep_weight_transposed,
+                                  const std::optional<at::Tensor>& w_rows,
+                                  const std::optional<at::Tensor>& w_rows_scale,
+                                  const std::optional<at::Tensor>& w_transposed,
+                                  const std::optional<at::Tensor>& w_transposed_scale) {
   refuse_tangents("float8_linear", {x, w, bias.value_or(at::Tensor())});
   const bool any = x.requires_grad() || w.requires_grad() || (bias && bias->requires_grad());
   if (!at::GradMode::is_enabled() || !any) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    return call_float8_linear(x, w, bias, recipe, keep_weight_transposed);
+    return call_float8_linear(x, w, bias, recipe, keep_weight_transposed, w_rows, w_rows_scale,
+                              w_transposed, w_transposed_scale);
   }
-  return Float8Linear::apply(x, w, bias, std::string(recipe),
-                             keeps_weight(x, w, keep_weight_transposed));
+  check_quantized("w_transposed", w, w_transposed, w_transposed_scale);
+  const auto or_undefined = [](const std::optional<at::Tensor>& t) {
+    return t ? *t : at::Tensor();
+  };
+  return Float8Linear::apply(
+      x, w, bias, std::string(recipe), keeps_weight(x, w, keep_weight_transposed),
+      Given{.weight = {or_undefined(w_rows), or_undefined(w_rows_scale), or_undefined(w_transposed),
+                       or_undefined(w_transposed_scale)}});
+}
+
+QuantizedWeightResult quantize_weight_autograd(const at::Tensor& w, std::string_view recipe) {
+  refuse_tangents("quantize_weight", {w});
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return call_quantize_weight(w, recipe);
 }
 
 ForwardResult forward_autograd(const at::Tensor& x, const at::Tensor& w,
                                const std::optional<at::Tensor>& bias, std::string_view recipe,
-                               bool need_dx, bool need_dw, bool keep_weight_transposed) {
+                               bool need_dx, bool need_dw, bool keep_weight_transposed,
+                               const std::optional<at::Tensor>& w_rows,
+                               const std::optional<at::Tensor>& w_rows_scale) {
   refuse_tangents("float8_linear_forward", {x, w, bias.value_or(at::Tensor())});
   ForwardResult result;
   {
     at::AutoDispatchBelowADInplaceOrView guard;
-    result =
-        call_float8_linear_forward(x, w, bias, recipe, need_dx, need_dw, keep_weight_transposed);
+    result = call_float8_linear_forward(x, w, bias, recipe, need_dx, need_dw,
+                                        keep_weight_transposed, w_rows, w_rows_scale);
   }
   if (requires_derivative({x, w, bias.value_or(at::Tensor())})) {
     std::get<0>(result) =
@@ -156,31 +218,65 @@ BackwardResult backward_autograd(const at::Tensor& dy, const std::optional<at::T
 template <at::DeviceType device>
 at::Tensor float8_linear_autocast(const at::Tensor& x, const at::Tensor& w,
                                   const std::optional<at::Tensor>& bias, std::string_view recipe,
-                                  std::string_view keep_weight_transposed) {
+                                  std::string_view keep_weight_transposed,
+                                  const std::optional<at::Tensor>& w_rows,
+                                  const std::optional<at::Tensor>& w_rows_scale,
+                                  const std::optional<at::Tensor>& w_transposed,
+                                  const std::optional<at::Tensor>& w_transposed_scale) {
   c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
   return call_float8_linear(
       at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), x, device), w, bias,
-      recipe, keep_weight_transposed);
+      recipe, keep_weight_transposed, w_rows, w_rows_scale, w_transposed, w_transposed_scale);
 }
 
 }  // namespace
+
+at::Tensor float8_linear_recorded(const at::Tensor& x, const at::Tensor& w,
+                                  const std::optional<at::Tensor>& bias, const std::string& recipe,
+                                  const Float8LinearOptions& options) {
+  refuse_tangents("float8_linear", {x, w, bias.value_or(at::Tensor())});
+  TORCH_CHECK(
+      at::GradMode::is_enabled(),
+      "float8_linear: input and accumulate_into are for calls whose graph is recorded; leave "
+      "them out otherwise");
+  TORCH_CHECK(!at::autocast::is_autocast_enabled(x.device().type()),
+              "float8_linear: input and accumulate_into are not for autocast; cast x and switch "
+              "autocast off");
+  const at::Tensor& into = options.accumulate_into;
+  TORCH_CHECK(!into.defined() || (w.requires_grad() && into.sizes() == w.sizes() &&
+                                  into.scalar_type() == w.scalar_type() && into.is_contiguous() &&
+                                  into.device() == w.device()),
+              "float8_linear: accumulate_into: expected the gradient of a w that requires one, a "
+              "contiguous ",
+              w.scalar_type(), " ", w.sizes(), "; leave it undefined for others");
+  const auto given = [](const QuantizedLayouts* layouts) {
+    return layouts == nullptr ? QuantizedLayouts{} : *layouts;
+  };
+  return Float8Linear::apply(
+      x, w, bias, recipe, keeps_weight(x, w, name(options.keep_weight_transposed)),
+      Given{
+          .weight = given(options.weight), .input = given(options.input), .accumulate_into = into});
+}
 
 TORCH_LIBRARY_IMPL(octavo, Autograd, m) {
   m.impl("float8_linear", &float8_linear_autograd);
   m.impl("float8_linear_forward", &forward_autograd);
   m.impl("float8_linear_backward", &backward_autograd);
+  m.impl("quantize_weight", &quantize_weight_autograd);
 }
 
 TORCH_LIBRARY_IMPL(octavo, AutocastCPU, m) {
   m.impl("float8_linear", &float8_linear_autocast<at::kCPU>);
   m.impl("float8_linear_forward", &below_autocast<&call_float8_linear_forward>::call);
   m.impl("float8_linear_backward", &below_autocast<&call_float8_linear_backward>::call);
+  m.impl("quantize_weight", &below_autocast<&call_quantize_weight>::call);
 }
 
 TORCH_LIBRARY_IMPL(octavo, AutocastCUDA, m) {
   m.impl("float8_linear", &float8_linear_autocast<at::kCUDA>);
   m.impl("float8_linear_forward", &below_autocast<&call_float8_linear_forward>::call);
   m.impl("float8_linear_backward", &below_autocast<&call_float8_linear_backward>::call);
+  m.impl("quantize_weight", &below_autocast<&call_quantize_weight>::call);
 }
 
 }  // namespace octavo::ops

@@ -32,18 +32,27 @@ at::Tensor empty_bytes(const at::Tensor& like, const c10::SymInt& rows,
 
 at::Tensor float8_linear_meta(const at::Tensor& x, const at::Tensor& w,
                               const std::optional<at::Tensor>& bias, std::string_view recipe,
-                              std::string_view keep_weight_transposed) {
+                              std::string_view keep_weight_transposed,
+                              const std::optional<at::Tensor>& w_rows,
+                              const std::optional<at::Tensor>& w_rows_scale,
+                              const std::optional<at::Tensor>& w_transposed,
+                              const std::optional<at::Tensor>& w_transposed_scale) {
   resolve_for(recipe, x.device());
   parse_keep("keep_weight_transposed", keep_weight_transposed);
   check_forward_arguments(x, w, bias);
+  check_quantized("w_rows", w, w_rows, w_rows_scale);
+  check_quantized("w_transposed", w, w_transposed, w_transposed_scale);
   return empty_like_with_columns(x, w.sym_size(0));
 }
 
 ForwardResult forward_meta(const at::Tensor& x, const at::Tensor& w,
                            const std::optional<at::Tensor>& bias, std::string_view recipe,
-                           bool need_dx, bool need_dw, bool keep_weight_transposed) {
+                           bool need_dx, bool need_dw, bool keep_weight_transposed,
+                           const std::optional<at::Tensor>& w_rows,
+                           const std::optional<at::Tensor>& w_rows_scale) {
   const LinearSpec spec = resolve_for(recipe, x.device());
   check_forward_arguments(x, w, bias);
+  check_quantized("w_rows", w, w_rows, w_rows_scale);
   const c10::SymInt m = leading_size(x), n = w.sym_size(0), k = w.sym_size(1);
   const bool keep_x = need_dw && !spec.dw.high_precision();
   const bool keep_w = need_dx && keep_weight_transposed;
@@ -76,12 +85,21 @@ BackwardResult backward_meta(const at::Tensor& dy, const std::optional<at::Tenso
   return {dx, dw, dbias};
 }
 
+QuantizedWeightResult quantize_weight_meta(const at::Tensor& w, std::string_view recipe) {
+  const LinearSpec spec = resolve_for(recipe, w.device());
+  check_weight_argument(w);
+  const c10::SymInt n = w.sym_size(0), k = w.sym_size(1);
+  return {empty_bytes(w, n, k), empty_flat_scale_meta(w, spec.forward.b->granularity, n, k),
+          empty_bytes(w, k, n), empty_flat_scale_meta(w, spec.dx.b->granularity, k, n)};
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(octavo, Meta, m) {
   m.impl("float8_linear", &float8_linear_meta);
   m.impl("float8_linear_forward", &forward_meta);
   m.impl("float8_linear_backward", &backward_meta);
+  m.impl("quantize_weight", &quantize_weight_meta);
 }
 
 }  // namespace octavo::ops

@@ -40,18 +40,31 @@ void check_saved(const char* argument, const std::optional<at::Tensor>& tensor,
 
 at::Tensor call_float8_linear(const at::Tensor& x, const at::Tensor& w,
                               const std::optional<at::Tensor>& bias, std::string_view recipe,
-                              std::string_view keep_weight_transposed) {
+                              std::string_view keep_weight_transposed,
+                              const std::optional<at::Tensor>& w_rows,
+                              const std::optional<at::Tensor>& w_rows_scale,
+                              const std::optional<at::Tensor>& w_transposed,
+                              const std::optional<at::Tensor>& w_transposed_scale) {
   static const auto op = find<decltype(call_float8_linear)>("octavo::float8_linear");
-  return op.call(x, w, bias, recipe, keep_weight_transposed);
+  return op.call(x, w, bias, recipe, keep_weight_transposed, w_rows, w_rows_scale, w_transposed,
+                 w_transposed_scale);
 }
 
 ForwardResult call_float8_linear_forward(const at::Tensor& x, const at::Tensor& w,
                                          const std::optional<at::Tensor>& bias,
                                          std::string_view recipe, bool need_dx, bool need_dw,
-                                         bool keep_weight_transposed) {
+                                         bool keep_weight_transposed,
+                                         const std::optional<at::Tensor>& w_rows,
+                                         const std::optional<at::Tensor>& w_rows_scale) {
   static const auto op =
       find<decltype(call_float8_linear_forward)>("octavo::float8_linear_forward");
-  return op.call(x, w, bias, recipe, need_dx, need_dw, keep_weight_transposed);
+  return op.call(x, w, bias, recipe, need_dx, need_dw, keep_weight_transposed, w_rows,
+                 w_rows_scale);
+}
+
+QuantizedWeightResult call_quantize_weight(const at::Tensor& w, std::string_view recipe) {
+  static const auto op = find<decltype(call_quantize_weight)>("octavo::quantize_weight");
+  return op.call(w, recipe);
 }
 
 BackwardResult call_float8_linear_backward(const at::Tensor& dy, const std::optional<at::Tensor>& x,
@@ -65,12 +78,36 @@ BackwardResult call_float8_linear_backward(const at::Tensor& dy, const std::opti
   return op.call(dy, x, x_scale, w, w_scale, recipe, dw_dtype, dbias_dtype);
 }
 
+void check_input_argument(const at::Tensor& x) {
+  TORCH_CHECK(x.dim() >= 1, "float8_linear: x must be (..., K), got a scalar");
+  check_dtype("x", x);
+}
+
+void check_weight_argument(const at::Tensor& w) {
+  TORCH_CHECK(w.dim() == 2, "float8_linear: w must be (N, K), got ", w.dim(), " dimensions");
+  check_dtype("w", w);
+}
+
+void check_quantized(const char* argument, const at::Tensor& w,
+                     const std::optional<at::Tensor>& bytes,
+                     const std::optional<at::Tensor>& scale) {
+  TORCH_CHECK(bytes.has_value() == scale.has_value(), "float8_linear: expected ", argument, " and ",
+              argument, "_scale together, got only ", bytes ? argument : "the scale",
+              "; pass both of what was quantised");
+  if (!bytes) return;
+  TORCH_CHECK(bytes->scalar_type() == at::kByte && bytes->dim() == 2 && scale->dim() == 1,
+              "float8_linear: ", argument, " must be a matrix of bytes with flat scales, got ",
+              bytes->scalar_type(), " with ", bytes->dim(), " dimensions and scales with ",
+              scale->dim(), "; pass what quantize_weight gave");
+  TORCH_CHECK(bytes->device() == w.device() && scale->device() == w.device(),
+              "float8_linear: ", argument, " and its scale must be on the operand's device, ",
+              w.device(), ", got ", bytes->device(), " and ", scale->device());
+}
+
 void check_forward_arguments(const at::Tensor& x, const at::Tensor& w,
                              const std::optional<at::Tensor>& bias) {
-  TORCH_CHECK(x.dim() >= 1, "float8_linear: x must be (..., K), got a scalar");
-  TORCH_CHECK(w.dim() == 2, "float8_linear: w must be (N, K), got ", w.dim(), " dimensions");
-  check_dtype("x", x);
-  check_dtype("w", w);
+  check_input_argument(x);
+  check_weight_argument(w);
   TORCH_CHECK(w.device() == x.device(), "float8_linear: x and w must be on one device, got ",
               x.device(), " and ", w.device());
   if (!bias) return;

@@ -4,20 +4,30 @@
 
 TORCH_LIBRARY(octavo, m) {
   // y = x . w^T (+ bias), differentiable (ops/float8_linear.h).
-  // keep_weight_transposed: auto, on or off.
+  // keep_weight_transposed: auto, on or off. w_rows ... w_transposed_scale: quantize_weight's of
+  // this w and recipe, each pair both or none; w is then not quantised again.
   m.def(
       "float8_linear(Tensor x, Tensor w, Tensor? bias=None, str recipe=\"rowwise\", "
-      "str keep_weight_transposed=\"auto\") -> Tensor");
+      "str keep_weight_transposed=\"auto\", Tensor? w_rows=None, Tensor? w_rows_scale=None, "
+      "Tensor? w_transposed=None, Tensor? w_transposed_scale=None) -> Tensor");
+
+  // What float8_linear makes of w (N, K) by itself: w_rows (N, K), w_transposed (K, N), bytes with
+  // flat scales, for calls that share a weight. Not differentiable: w's gradient comes from
+  // float8_linear's own w.
+  m.def(
+      "quantize_weight(Tensor w, str recipe=\"rowwise\") "
+      "-> (Tensor w_rows, Tensor w_rows_scale, Tensor w_transposed, Tensor w_transposed_scale)");
 
   // The same, with what backward needs as explicit outputs:
   //   x_bytes (K, M), x_scale: x transposed, where need_dw and the recipe's dw product is in FP8
   //   w_bytes (K, N), w_scale: w transposed, where need_dx and keep_weight_transposed
-  // and empty (0) tensors otherwise. Scales are flat, in memory order (ops/scale_layout.h). FP8
-  // data and e8m0 scales cross as uint8: torch 2.11 cannot compare FP8 tensors (allclose), so
-  // opcheck could not test an operator that takes them.
+  // and empty (0) tensors otherwise. With w_rows given, w's rows are not quantised. Scales are
+  // flat, in memory order (ops/scale_layout.h). FP8 data and e8m0 scales cross as uint8: torch 2.11
+  // cannot compare FP8 tensors (allclose), so opcheck could not test an operator that takes them.
   m.def(
       "float8_linear_forward(Tensor x, Tensor w, Tensor? bias, str recipe, bool need_dx, "
-      "bool need_dw, bool keep_weight_transposed) "
+      "bool need_dw, bool keep_weight_transposed, Tensor? w_rows=None, "
+      "Tensor? w_rows_scale=None) "
       "-> (Tensor y, Tensor x_bytes, Tensor x_scale, Tensor w_bytes, Tensor w_scale)");
 
   // dx (..., K) in dy's dtype, wanted where w is given; dw (N, K) in dw_dtype, wanted where x is

@@ -104,6 +104,10 @@ TEST(LlamaAccounting, MemoryIsBytesOfParametersGradientsAndTwoMoments) {
   EXPECT_EQ(fp32.optimizer, 8 * 8030261248);
   EXPECT_EQ(fp32.total(), 16 * 8030261248);
   EXPECT_EQ(memory_estimate(llama_preset("llama3-8b"), at::kBFloat16).total(), 8 * 8030261248);
+  // 2 bytes each of weight and gradient, 4 each of master and two moments.
+  EXPECT_EQ(
+      memory_estimate(llama_preset("llama3-8b"), at::kBFloat16, /*master_weights=*/true).total(),
+      16 * 8030261248);
 }
 
 TEST(LlamaAccounting, ModulesAreListedInStateDictOrder) {

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <sstream>
 
+#include "octavo/kernels/counter.h"
+
 namespace octavo::nn {
 namespace {
 
@@ -22,6 +24,44 @@ TEST(Linear, WithRecipeIsFloat8Linear) {
   const at::Tensor x = torch::randn({2, 4, 48});
   EXPECT_TRUE(at::equal(layer(x), float8_linear(x, layer->weight, layer->bias, *layer->recipe)));
   EXPECT_FALSE(at::equal(layer(x), at::linear(x, layer->weight, layer->bias)));
+}
+
+TEST(Linear, ASharedInputChangesNoBitAndIsQuantisedOnce) {
+  for (const std::string& recipe : recipe_names()) {
+    std::vector<Linear> linears;
+    for (std::int64_t out : {32, 16, 48}) {
+      linears.emplace_back(LinearOptions{.in_features = 48, .out_features = out});
+      linears.back()->recipe = Recipe::parse(recipe);
+    }
+    linears[2]->recipe = Recipe::parse("tensorwise(fast_accumulation=all)");  // reads x itself
+    linears[1]->weight.set_requires_grad(false);
+    std::vector<std::vector<at::Tensor>> results;
+    std::vector<std::uint64_t> passes;
+    for (const bool shared : {false, true}) {
+      torch::manual_seed(1);
+      const at::Tensor x = torch::randn({2, 12, 48}).set_requires_grad(true);
+      const std::uint64_t before = kernels::counters().quantize;
+      LinearInput input{.x = x, .quantized = std::nullopt, .recipe = std::nullopt};
+      if (shared) input = share_input(x, {linears[0].get(), linears[1].get(), linears[2].get()});
+      EXPECT_EQ(input.quantized.has_value(), shared);
+      at::Tensor sum = torch::zeros({});
+      for (Linear& linear : linears) {
+        linear->weight.mutable_grad().reset();
+        sum = sum + linear->forward_shared(input).square().sum();
+      }
+      passes.push_back(kernels::counters().quantize - before);
+      sum.backward();
+      results.push_back(
+          {sum.detach(), x.grad(), linears[0]->weight.grad(), linears[2]->weight.grad()});
+    }
+    for (std::size_t i = 0; i < results[0].size(); ++i) {
+      EXPECT_TRUE(at::equal(results[0][i], results[1][i])) << recipe << " " << i;
+    }
+    EXPECT_EQ(passes[1] + 1, passes[0]) << recipe;
+    const torch::NoGradGuard no_grad;
+    EXPECT_FALSE(
+        share_input(torch::randn({8, 48}), {linears[0].get(), linears[1].get()}).quantized);
+  }
 }
 
 TEST(Linear, InitialisationIsTorchs) {

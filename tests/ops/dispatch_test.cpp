@@ -157,7 +157,7 @@ Observed observe(const Recipe& recipe, const Case& c) {
   const std::optional<at::Tensor> b = c.bias ? std::optional<at::Tensor>(bias) : std::nullopt;
   const Counts before = counts_now();
   Recorder recorder;
-  const at::Tensor y = float8_linear(x, w, b, recipe, c.keep);
+  const at::Tensor y = float8_linear(x, w, b, recipe, {.keep_weight_transposed = c.keep});
   if (c.memory == Memory::kContiguous) {
     torch::autograd::backward({y}, {dy});
   } else {

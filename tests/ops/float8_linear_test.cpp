@@ -26,8 +26,9 @@ Gradients run(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
   for (at::Tensor t : {x, w, bias}) {
     if (t.defined()) t.mutable_grad() = at::Tensor();
   }
-  const at::Tensor y = float8_linear(
-      x, w, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt, recipe, keep);
+  const at::Tensor y =
+      float8_linear(x, w, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt, recipe,
+                    {.keep_weight_transposed = keep});
   torch::autograd::backward({y}, {dy});
   return {y.detach(), x.grad(), w.grad(), bias.defined() ? bias.grad() : at::Tensor()};
 }
@@ -136,7 +137,8 @@ TEST(Float8Linear, WeightChangedBetweenForwardAndBackward) {
   // autograd refuses it once it was changed.
   const at::Tensor x = leaf(randn({4, 8}, 1), at::kFloat), w = leaf(randn({6, 8}, 2), at::kFloat);
   const auto change = [&](KeepWeightTransposed keep) {
-    const at::Tensor y = float8_linear(x, w, std::nullopt, Recipe{}, keep);
+    const at::Tensor y =
+        float8_linear(x, w, std::nullopt, Recipe{}, {.keep_weight_transposed = keep});
     {
       at::NoGradGuard no_grad;
       w.add(0);  // reading is no change
@@ -247,7 +249,8 @@ TEST(Float8Linear, EachTensorKeepsItsDtype) {
 TEST(Float8Linear, SecondDerivativesAreAnError) {
   const at::Tensor x = leaf(randn({4, 8}, 1), at::kFloat), w = leaf(randn({6, 8}, 2), at::kFloat);
   for (const KeepWeightTransposed keep : {KeepWeightTransposed::kOn, KeepWeightTransposed::kOff}) {
-    const at::Tensor y = float8_linear(x, w, std::nullopt, Recipe{}, keep);
+    const at::Tensor y =
+        float8_linear(x, w, std::nullopt, Recipe{}, {.keep_weight_transposed = keep});
     const at::Tensor dx = torch::autograd::grad({y.sum()}, {x}, {}, std::nullopt,
                                                 /*create_graph=*/true)[0];
     EXPECT_TRUE(dx.requires_grad());

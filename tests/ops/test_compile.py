@@ -87,6 +87,44 @@ def test_the_graph_holds_our_operators_and_no_copies():
     assert sum(value.dtype == torch.uint8 for value in saved) == 4
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_quantised_weight_is_an_input_of_the_graph(recipe):
+    torch._dynamo.reset()
+    from torch._dynamo.backends.common import aot_autograd
+
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    torch.manual_seed(0)
+    w = torch.randn(72, 64, requires_grad=True)
+
+    def two_passes(x, given):
+        return sum(octavo.float8_linear(x + i, w, None, recipe, "auto", *given).square().sum()
+                   for i in range(2))
+
+    run = torch.compile(two_passes, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep),
+                        fullgraph=True)
+    results = []
+    for function in (run, two_passes):
+        x = torch.linspace(-1, 1, 40 * 64).view(40, 64).requires_grad_()
+        w.grad = None
+        loss = function(x, octavo.quantize_weight(w, recipe))
+        loss.backward()
+        results.append((loss.detach(), x.grad, w.grad))
+    for got, want in zip(*results):
+        assert torch.equal(got, want)
+    forward, backward = graphs
+    inputs = [node for node in forward.graph.nodes if node.op == "placeholder"]
+    assert sum(node.meta["val"].dtype == torch.uint8 for node in inputs) >= 2
+    # The weight's transposed layout goes to backward as it came: none is made.
+    for node in forward.graph.nodes:
+        if node.target is octavo.float8_linear_forward.default:
+            assert node.args[6] is False and node.args[7] is not None
+
+
 @pytest.mark.parametrize("recipe", ["rowwise", "mxfp8", "blockwise"])
 @torch._inductor.config.patch(force_disable_caches=True)  # it would keep another build's Meta sizes
 def test_inductor(recipe):

@@ -60,6 +60,62 @@ def test_opcheck_forward_and_backward(recipe):
     opcheck(backward, (dy, None, None, None, None, recipe, torch.float32, torch.bfloat16))
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_opcheck_with_a_quantised_weight(recipe):
+    x, w, bias = operands()
+    opcheck(octavo.quantize_weight.default, (w, recipe))
+    given = octavo.quantize_weight(w, recipe)
+    assert not any(t.requires_grad for t in given)
+    opcheck(octavo.float8_linear.default, (x, w, bias, recipe, "auto", *given))
+    x, w = x.detach(), w.detach()
+    opcheck(octavo.float8_linear_forward.default,
+            (x, w, None, recipe, True, True, True, given[0], given[1]))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("parts", ["both", "rows", "transposed"])
+def test_a_quantised_weight_changes_no_bit(recipe, parts):
+    x, w, bias = operands()
+    rows, rows_scale, transposed, transposed_scale = octavo.quantize_weight(w, recipe)
+    given = {}
+    if parts != "transposed":
+        given |= dict(w_rows=rows, w_rows_scale=rows_scale)
+    if parts != "rows":
+        given |= dict(w_transposed=transposed, w_transposed_scale=transposed_scale)
+
+    def results(**options):
+        x.grad = w.grad = bias.grad = None
+        y = octavo.float8_linear(x, w, bias, recipe, **options)
+        y.backward(torch.linspace(-1, 1, y.numel()).view_as(y))
+        return y.detach(), x.grad, w.grad, bias.grad
+
+    for got, want in zip(results(**given), results()):
+        assert torch.equal(got, want)
+    with torch.no_grad():
+        assert torch.equal(octavo.float8_linear(x, w, bias, recipe, **given),
+                           octavo.float8_linear(x, w, bias, recipe))
+        # It is the bytes that are multiplied, not w.
+        zero = {k: torch.zeros_like(v) if k == "w_rows" else v for k, v in given.items()}
+        if "w_rows" in zero:
+            assert torch.equal(octavo.float8_linear(x, w, None, recipe, **zero), torch.zeros(40, 72))
+
+
+def test_a_quantised_weight_is_checked():
+    x, w, _ = operands(requires_grad=False)
+    rows, rows_scale, transposed, transposed_scale = octavo.quantize_weight(w, "rowwise")
+    for given, message in [
+        (dict(w_rows=rows), "w_rows and w_rows_scale together"),
+        (dict(w_transposed=transposed), "w_transposed and w_transposed_scale together"),
+        (dict(w_rows=w, w_rows_scale=rows_scale), "w_rows must be a matrix of bytes"),
+        (dict(w_rows=transposed, w_rows_scale=rows_scale), "w_rows: expected a contiguous"),
+        (dict(w_rows=rows, w_rows_scale=transposed_scale), "w_rows_scale: expected the 72"),
+        (dict(w_rows=rows, w_rows_scale=rows_scale.byte()), "same recipe"),
+        (dict(w_rows=rows.to("meta"), w_rows_scale=rows_scale), "device"),
+    ]:
+        with pytest.raises(RuntimeError, match=message):
+            octavo.float8_linear(x, w, None, "rowwise", **given)
+
+
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_opcheck_quantize(granularity):
     opcheck(octavo.quantize.default, (torch.randn(40, 200), "e4m3fn", granularity))
@@ -99,8 +155,8 @@ def test_quantize_and_scaled_mm_make_a_linear(granularities):
 
 
 def test_every_operator_has_the_kernels_of_its_keys():
-    for name in ["float8_linear", "float8_linear_forward", "float8_linear_backward", "quantize",
-                 "scaled_mm"]:
+    for name in ["float8_linear", "float8_linear_forward", "float8_linear_backward",
+                 "quantize_weight", "quantize", "scaled_mm"]:
         for key in ["CPU", "Meta", "Autograd", "AutocastCPU", "AutocastCUDA"]:
             assert torch._C._dispatch_has_kernel_for_dispatch_key(f"octavo::{name}", key), (name, key)
 

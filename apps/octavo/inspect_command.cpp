@@ -105,7 +105,8 @@ ordered_json report(const train::TrainConfig& config, const Architecture& archit
 
   const models::ParameterCount count = models::parameter_count(config.model);
   const models::FlopsPerToken flops = models::flops_per_token(config.model, config.sequence);
-  const models::MemoryEstimate memory = models::memory_estimate(config.model, dtype);
+  const models::MemoryEstimate memory =
+      models::memory_estimate(config.model, dtype, config.master_weights);
   ordered_json products = ordered_json::array(), expert_products = ordered_json::array();
   std::string flavour = "none", fast_accumulation = "none", expert_fast_accumulation = "none";
   if (recipe) {

@@ -49,8 +49,8 @@ FlopsPerToken flops_per_token(const LlamaConfig& config, std::int64_t sequence);
 struct MemoryEstimate {
   std::int64_t parameters = 0;  ///< in `dtype`
   std::int64_t gradients = 0;   ///< likewise
-  std::int64_t optimizer =
-      0;  ///< AdamW's two moments, likewise; with masters both and they in fp32
+  /// AdamW's two moments, likewise; with masters those too, all in fp32.
+  std::int64_t optimizer = 0;
   std::int64_t total() const { return parameters + gradients + optimizer; }
 };
 MemoryEstimate memory_estimate(const LlamaConfig& config, at::ScalarType dtype,

@@ -53,8 +53,8 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl>, public Float8Layer {
   void tie_weight(const torch::Tensor& other);
 
   LinearOptions options;
-  torch::Tensor weight;  // (out_features, in_features)
-  torch::Tensor bias;    // (out_features) or undefined
+  torch::Tensor weight;                     // (out_features, in_features)
+  torch::Tensor bias;                       // (out_features) or undefined
   std::optional<WeightCache> weight_cache;  // off by default: enable_weight_caches()
   /// For a trainer that owns the weight: from the second backward pass on, while weight.grad()
   /// holds the first's gradient, dw is added to it inside the product

@@ -30,6 +30,8 @@ struct TrainConfig {
   bool allow_unmatched_filters = false;
   bool activation_checkpointing = false;
   std::string dtype = "float32";  ///< parameters and activations: float32 or bfloat16
+  bool master_weights = false;    ///< AdamW keeps fp32 weights and moments; dtype is bfloat16
+  bool weight_cache = false;      ///< weights are quantised once a step, not once a micro-batch
   std::string device = "cpu";
   std::uint64_t seed = 1;
 

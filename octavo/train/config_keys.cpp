@@ -245,6 +245,13 @@ std::vector<ConfigKey> make_keys() {
       "recompute each block in backward: less memory, more time", anything<bool>());
   add("dtype", FIELD(dtype), "parameters and activations: float32 or bfloat16",
       one_of({"float32", "bfloat16"}));
+  add("master_weights", FIELD(master_weights),
+      "AdamW keeps weights and moments in fp32, the weights computed with are their bfloat16",
+      Rule<bool>{"false where dtype is float32, whose weights are masters themselves",
+                 [](bool v, const TrainConfig& c) { return !v || c.dtype == "bfloat16"; }});
+  add("weight_cache", FIELD(weight_cache),
+      "quantise each weight once a step, not once a micro-batch: 2 bytes an element more",
+      anything<bool>());
   add("device", FIELD(device), "where to train: cpu, or cuda in a build of the preset cuda",
       one_of({"cpu", "cuda"}));
   add("seed", FIELD(seed), "of the weights and the order of the data", anything<std::uint64_t>());

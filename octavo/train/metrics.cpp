@@ -2,6 +2,10 @@
 
 #include <c10/util/Exception.h>
 
+#if OCTAVO_WITH_CUDA
+#include <c10/cuda/CUDACachingAllocator.h>
+#endif
+
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -100,6 +104,18 @@ Memory process_memory() {
     if (field) *field = std::strtoll(line.c_str() + 6, nullptr, 10) * 1024;  // "VmRSS:  123 kB"
   }
   return memory;
+}
+
+Memory memory_of([[maybe_unused]] c10::Device device) {
+#if OCTAVO_WITH_CUDA
+  if (device.is_cuda()) {
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
+    const auto& bytes =
+        stats.allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+    return {.resident = bytes.current, .peak = bytes.peak};
+  }
+#endif
+  return process_memory();
 }
 
 std::string progress_line(const Progress& p) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
@@ -47,12 +49,18 @@ void write_json(const std::filesystem::path& path, const Json& value) {
   write_whole(path, value.dump(2) + "\n");
 }
 
-/// Memory of this process in bytes, from /proc/self/status (0 where there is none).
+/// Memory in bytes: in use, and the most there was.
 struct Memory {
   std::int64_t resident = 0;
   std::int64_t peak = 0;
 };
+
+/// Of this process, from /proc/self/status (0 where there is none).
 Memory process_memory();
+
+/// What a run on `device` is short of: on a GPU the bytes of all tensors there (LibTorch's
+/// allocator, as torch.cuda.memory_allocated() and max_memory_allocated()), else process_memory().
+Memory memory_of(c10::Device device);
 
 /// What one progress line shows.
 struct Progress {

@@ -1,18 +1,31 @@
 #include "octavo/train/optimizer.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/_foreach_add.h>
-#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
-#include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#if OCTAVO_WITH_CUDA
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "octavo/kernels/gpu/adamw.h"
+#endif
+
+#include <algorithm>
 #include <map>
 #include <unordered_set>
+
+#include "octavo/kernels/cpu/adamw.h"
+#include "octavo/quantize/split.h"
 
 namespace octavo::train {
 
@@ -25,69 +38,153 @@ NamedTensors deduplicate(const NamedTensors& named) {
   return unique;
 }
 
+namespace {
+
+kernels::HighPrecision element_type(const char* what, const std::string& name,
+                                    const at::Tensor& tensor) {
+  const at::ScalarType dtype = tensor.scalar_type();
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, what, ": ", name,
+              ": expected dtype float32 or bfloat16, got ", dtype, "; train in one of them");
+  return dtype == at::kFloat ? kernels::HighPrecision::kFloat32 : kernels::HighPrecision::kBFloat16;
+}
+
+// The tensors of one step that one kernel can take.
+struct Launch {
+  kernels::AdamwTypes types;
+  std::vector<kernels::AdamwTensor> tensors;
+};
+
+void run(const Launch& launch, const kernels::AdamwOptions& options, const at::Tensor& lr,
+         const at::Tensor& clip) {
+#if OCTAVO_WITH_CUDA
+  if (lr.is_cuda()) {
+    const c10::cuda::CUDAGuard guard(lr.device());
+    gpu::adamw({.tensors = launch.tensors.data(),
+                .count = static_cast<std::int64_t>(launch.tensors.size()),
+                .types = launch.types,
+                .options = options,
+                .lr = lr.const_data_ptr<double>(),
+                .clip = clip.const_data_ptr<float>()},
+               c10::cuda::getCurrentCUDAStream(lr.device().index()).stream());
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    return;
+  }
+#endif
+  for (const kernels::AdamwTensor& tensor : launch.tensors) {
+    const kernels::AdamwFactors factors = kernels::adamw_factors<kernels::HostArithmetic>(
+        options, tensor.weight_decay, *lr.const_data_ptr<double>(), *tensor.step,
+        *clip.const_data_ptr<float>());
+    at::parallel_for(0, tensor.size, kElementsPerTask, [&](std::int64_t begin, std::int64_t end) {
+      kernels::adamw(tensor, launch.types, factors, begin, end);
+    });
+  }
+}
+
+}  // namespace
+
 AdamW::Options AdamW::Options::of(const TrainConfig& config) {
   return {.beta1 = config.beta1,
           .beta2 = config.beta2,
           .eps = config.adam_eps,
-          .weight_decay = config.weight_decay};
+          .weight_decay = config.weight_decay,
+          .master_weights = config.master_weights};
 }
 
 AdamW::AdamW(const NamedTensors& parameters, const Options& options) : options_(options) {
+  c10::NoGradGuard no_grad;
   for (const auto& entry : deduplicate(parameters)) {
-    const at::Tensor& parameter = entry.second;
+    const auto& [name, parameter] = entry;
     if (!parameter.requires_grad()) continue;
+    element_type("parameters", name, parameter);
+    TORCH_CHECK(parameter.is_contiguous(), "parameters: ", name,
+                ": expected a contiguous tensor, got strides ", parameter.strides(),
+                "; replace it by its contiguous()");
     parameters_.push_back(entry);
-    slots_.push_back({at::zeros_like(parameter), at::zeros_like(parameter),
-                      at::zeros({}, parameter.options().dtype(at::kFloat))});
-    for (at::Tensor* state : {&slots_.back().exp_avg, &slots_.back().exp_avg_sq}) {
-      state->set_requires_grad(false);
+    TORCH_CHECK(parameter.device() == parameters_[0].second.device(), "parameters: ", name,
+                ": expected device ", parameters_[0].second.device(), " as the first, got ",
+                parameter.device(), "; move the model to one device");
+    Slot slot;
+    if (options_.master_weights && parameter.scalar_type() == at::kBFloat16) {
+      slot.master = parameter.detach().to(at::kFloat);
     }
+    const at::Tensor like = (slot.master.defined() ? slot.master : parameter).detach();
+    slot.exp_avg = at::zeros_like(like);
+    slot.exp_avg_sq = at::zeros_like(like);
+    slot.step = at::zeros({}, parameter.options().dtype(at::kFloat));
+    slots_.push_back(slot);
   }
   TORCH_CHECK(!parameters_.empty(),
               "parameters: expected at least one that requires a gradient, got none of ",
               parameters.size(), "; nothing would be trained");
+  const at::TensorOptions scalar = parameters_[0].second.options();
+  lr_ = at::zeros({}, scalar.dtype(at::kDouble));
+  one_ = at::ones({}, scalar.dtype(at::kFloat));
 }
 
-void AdamW::step(double lr) {
+void AdamW::step(double lr, const at::Tensor& clip) {
   c10::NoGradGuard no_grad;
-  for (const bool decayed : {true, false}) {
-    std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, steps;
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      const at::Tensor& parameter = parameters_[i].second;
-      if ((parameter.dim() >= 2) != decayed || !parameter.grad().defined()) continue;
-      parameters.push_back(parameter);
-      gradients.push_back(parameter.grad());
-      exp_avgs.push_back(slots_[i].exp_avg);
-      exp_avg_sqs.push_back(slots_[i].exp_avg_sq);
-      steps.push_back(slots_[i].step);
-    }
-    if (parameters.empty()) continue;
-    at::_foreach_add_(steps, 1);
-    at::_fused_adamw_(parameters, gradients, exp_avgs, exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps,
-                      lr, options_.beta1, options_.beta2, decayed ? options_.weight_decay : 0.0,
-                      options_.eps, /*amsgrad=*/false, /*maximize=*/false);
+  std::vector<at::Tensor> steps, gradients;  // alive until their kernels are queued
+  std::vector<Launch> launches;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& [name, parameter] = parameters_[i];
+    if (!parameter.grad().defined()) continue;
+    const Slot& slot = slots_[i];
+    gradients.push_back(parameter.grad().contiguous());
+    const at::Tensor& gradient = gradients.back();
+    TORCH_CHECK(gradient.sizes() == parameter.sizes() && gradient.device() == parameter.device(),
+                "gradients: ", name, ": expected sizes ", parameter.sizes(), " on ",
+                parameter.device(), ", got ", gradient.sizes(), " on ", gradient.device(),
+                "; give the parameter's own gradient");
+    const kernels::AdamwTypes types = {.parameter = element_type("parameters", name, parameter),
+                                       .gradient = element_type("gradients", name, gradient),
+                                       .moments = element_type("state", name, slot.exp_avg),
+                                       .has_master = slot.master.defined()};
+    auto launch = std::find_if(launches.begin(), launches.end(),
+                               [&](const Launch& l) { return l.types == types; });
+    if (launch == launches.end())
+      launch = launches.insert(launch, Launch{.types = types, .tensors = {}});
+    launch->tensors.push_back(
+        {.parameter = parameter.mutable_data_ptr(),
+         .master = slot.master.defined() ? slot.master.mutable_data_ptr<float>() : nullptr,
+         .gradient = gradient.const_data_ptr(),
+         .exp_avg = slot.exp_avg.mutable_data_ptr(),
+         .exp_avg_sq = slot.exp_avg_sq.mutable_data_ptr(),
+         .step = slot.step.const_data_ptr<float>(),
+         .size = parameter.numel(),
+         .weight_decay = parameter.dim() >= 2 ? options_.weight_decay : 0.0});
+    steps.push_back(slot.step);
   }
+  if (steps.empty()) return;
+  at::_foreach_add_(steps, 1);
+  lr_.fill_(lr);
+  const kernels::AdamwOptions options{
+      .beta1 = options_.beta1, .beta2 = options_.beta2, .eps = options_.eps};
+  for (const Launch& launch : launches) run(launch, options, lr_, clip.defined() ? clip : one_);
 }
 
 void AdamW::zero_grad() {
   for (auto& entry : parameters_) entry.second.mutable_grad().reset();
 }
 
-double AdamW::clip_gradients(double max_norm) {
+at::Tensor AdamW::gradient_norm() const {
   c10::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients;
   for (const auto& entry : parameters_) {
     if (entry.second.grad().defined()) gradients.push_back(entry.second.grad());
   }
-  if (gradients.empty()) return 0.0;
-  const std::vector<at::Tensor> norms = at::_foreach_norm(gradients, 2, at::kFloat);
-  const double norm = at::linalg_vector_norm(at::stack(norms)).item<float>();
-  // Written so that NaN takes the branch that changes nothing; Inf would make zeros and NaN.
-  const double coefficient = max_norm / (norm + 1e-6);
-  if (max_norm > 0.0 && coefficient < 1.0 && coefficient > 0.0) {
-    at::_foreach_mul_(gradients, coefficient);
-  }
-  return norm;
+  if (gradients.empty()) return at::zeros_like(one_);
+  return at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients, 2, at::kFloat)));
+}
+
+at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {
+  if (max_norm == 0.0) return at::ones_like(norm, norm.options().dtype(at::kFloat));
+  // In fp64, so that the one rounding is that of the factor.
+  return norm.to(at::kDouble)
+      .add_(1e-6)
+      .reciprocal_()
+      .mul_(max_norm)
+      .clamp_max_(1.0)
+      .to(at::kFloat);
 }
 
 NamedTensors AdamW::state() const {
@@ -97,6 +194,7 @@ NamedTensors AdamW::state() const {
     state.emplace_back(name + ".exp_avg", slots_[i].exp_avg);
     state.emplace_back(name + ".exp_avg_sq", slots_[i].exp_avg_sq);
     state.emplace_back(name + ".step", slots_[i].step);
+    if (slots_[i].master.defined()) state.emplace_back(name + ".master", slots_[i].master);
   }
   return state;
 }

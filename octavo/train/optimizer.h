@@ -14,13 +14,15 @@ namespace octavo::train {
 /// The first name stays; the order is kept.
 NamedTensors deduplicate(const NamedTensors& named);
 
-/// AdamW (Loshchilov and Hutter, arXiv:1711.05101) through at::_fused_adamw_: for each parameter p
-/// with gradient g, at the t-th step
-///   p -= lr decay p;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
-///   p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
-/// decay is weight_decay for matrices (dim >= 2) and 0 for norms and biases. The states have the
-/// parameter's dtype (fp32 or bf16: the fused kernel takes one dtype for all). A parameter that
-/// requires no gradient, or has none, is left alone. A tensor given twice is stepped once.
+/// AdamW, by the formula and in the order of operations of kernels/adamw.h. weight_decay is for
+/// matrices (dim >= 2); norms and biases have none.
+///
+/// Parameters: fp32 or bf16, contiguous, on one device; gradients: fp32 or bf16, whatever the
+/// parameter is. With master_weights a bf16 parameter has a master, its value in fp32, and fp32
+/// moments: the master takes the step and the parameter is the master rounded once. Otherwise the
+/// moments have the parameter's dtype. A parameter that requires no gradient, or has none, is left
+/// alone. A tensor given twice is stepped once. Learning rate, steps and the clipping factor are
+/// tensors on the parameters' device: a step waits for nothing.
 class AdamW {
  public:
   struct Options {
@@ -28,22 +30,24 @@ class AdamW {
     double beta2 = 0.95;
     double eps = 1e-8;
     double weight_decay = 0.1;
+    bool master_weights = false;
 
     static Options of(const TrainConfig& config);
   };
+  /// Errors: no parameter that requires a gradient, another dtype, not contiguous, two devices.
   AdamW(const NamedTensors& parameters, const Options& options);
 
-  void step(double lr);
+  /// Every gradient counts times `clip` (clip_factor(); undefined: times 1).
+  void step(double lr, const at::Tensor& clip = {});
   /// Gradients become undefined (not zero): backward writes them instead of adding.
   void zero_grad();
 
-  /// sqrt(sum of g^2) over all parameters, in fp32; then, where it exceeds max_norm (and max_norm
-  /// is not 0), each g *= max_norm / (norm + 1e-6), as torch.nn.utils.clip_grad_norm_. Returns the
-  /// norm before clipping. A non-finite norm is returned and scales nothing.
-  double clip_gradients(double max_norm);
+  /// sqrt(sum of g^2) over all parameters, an fp32 number on their device.
+  at::Tensor gradient_norm() const;
 
-  /// "<parameter>.exp_avg", "<parameter>.exp_avg_sq" and "<parameter>.step" (fp32 scalar) of every
-  /// parameter; the tensors are the live ones, not copies.
+  /// "<parameter>.exp_avg", "<parameter>.exp_avg_sq", "<parameter>.step" (fp32 scalar) and, where
+  /// there is one, "<parameter>.master" of every parameter; the tensors are the live ones, not
+  /// copies.
   NamedTensors state() const;
   /// Copies `state` in. Errors name the entry that is missing, unknown, or of another size or
   /// dtype.
@@ -53,11 +57,17 @@ class AdamW {
 
  private:
   struct Slot {
-    at::Tensor exp_avg, exp_avg_sq, step;
+    at::Tensor exp_avg, exp_avg_sq, step, master;
   };
   NamedTensors parameters_;  // deduplicated, requiring gradients
   std::vector<Slot> slots_;  // one a parameter
   Options options_;
+  at::Tensor lr_, one_;  // fp64 and fp32
 };
+
+/// What gradients of this norm are multiplied with so that it does not exceed max_norm, as
+/// torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)), NaN where norm is NaN; 1 where
+/// max_norm is 0. Of an infinite norm it is 0. fp32, on norm's device, without waiting for it.
+at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
 
 }  // namespace octavo::train

@@ -11,6 +11,7 @@
 
 #include "octavo/device/peak_rates.h"
 #include "octavo/models/llama_accounting.h"
+#include "octavo/nn/linear.h"
 #include "octavo/quantize/architecture_of.h"
 #include "octavo/train/checkpoint.h"
 #include "octavo/train/data.h"
@@ -90,7 +91,10 @@ struct Trainer::State {
                                      .sequence = config.sequence,
                                      .vocabulary = config.model.vocabulary,
                                      .limit = config.validation_batches}),
-        schedule(Schedule::of(config)) {}
+        schedule(Schedule::of(config)) {
+    if (config.weight_cache) nn::enable_weight_caches(*prepared.model);
+    if (config.accumulation > 1) nn::accumulate_gradients(*prepared.model);
+  }
 
   void say(const std::string& line) const {
     if (log) *log << line << std::endl;
@@ -168,6 +172,7 @@ void Trainer::State::start_or_resume() {
   resume_lines = resume_differences(state.config, config);
   resume_lines.insert(resume_lines.begin(), "resume      from " + newest->string());
   load_parameters(*prepared.model, state.parameters);
+  nn::invalidate_weight_caches(*prepared.model);
   optimizer.load_state(state.optimizer);
   if (state.rng.defined()) set_rng_state(state.rng);
   step = saved_step = state.step;
@@ -214,9 +219,11 @@ double Trainer::State::train_step() {
     if (config.accumulation > 1) loss = loss / static_cast<double>(config.accumulation);
     loss.backward();
   }
-  gradient_norm = optimizer.clip_gradients(config.clip_norm);
+  const at::Tensor norm = optimizer.gradient_norm();
+  gradient_norm = norm.item<float>();
   if (!std::isfinite(gradient_norm)) fail_non_finite("gradient norm", gradient_norm);
-  optimizer.step(schedule.at(step));
+  optimizer.step(schedule.at(step), clip_factor(norm, config.clip_norm));
+  nn::invalidate_weight_caches(*prepared.model);
   if (has_experts()) {
     expert_load = largest_expert_load(prepared.model);
     for (nn::Router& router : prepared.model->routers()) router->update_bias();
@@ -272,7 +279,7 @@ void Trainer::State::record_step(JsonLines& metrics, double loss, double lr,
                      .lr = lr,
                      .tokens_per_second = tokens / pace,
                      .mfu = mfu(tokens / pace),
-                     .memory = process_memory(),
+                     .memory = memory_of(prepared.device),
                      .seconds_left = pace * static_cast<double>(config.steps - step)}));
 }
 
@@ -366,7 +373,7 @@ TrainResult Trainer::run() {
     result.validation_loss = record_validation();
   }
   result.seconds_total = seconds_since(begin);
-  result.peak_memory = process_memory().peak;
+  result.peak_memory = memory_of(s.prepared.device).peak;
   if (!result.interrupted) write_json(run_dir / "summary.json", to_json(result));
   return result;
 }

@@ -27,7 +27,7 @@ struct TrainResult {
   double seconds_per_step = 0.0;  ///< median of the steps after the tenth
   double tokens_per_second = 0.0;
   double seconds_total = 0.0;    ///< of this process: training, validation and checkpoints
-  std::int64_t peak_memory = 0;  ///< bytes
+  std::int64_t peak_memory = 0;  ///< bytes: of the process, on a GPU of the tensors there
   bool interrupted =
       false;  ///< stopped by SIGINT or SIGTERM: saved, neither validated nor summed up
   std::vector<double> losses;  ///< one a step of this process

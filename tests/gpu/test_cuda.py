@@ -150,6 +150,24 @@ def test_linear_is_the_cpus(recipe, keep):
                 assert snr(g, w) >= 45, (name, dtype, size)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_quantised_weight_is_the_cpus_and_changes_no_bit(recipe):
+    x, w = random(130, 272, seed=1), random(192, 272, seed=2)
+    want = octavo.quantize_weight(w, recipe)
+    x, w = x.cuda().requires_grad_(True), w.cuda().requires_grad_(True)
+    given = octavo.quantize_weight(w, recipe)
+    for got, expected in zip(given, want):
+        assert same_bits(got, expected)
+    results = []
+    for options in ((), given):
+        x.grad = w.grad = None
+        y = octavo.float8_linear(x, w, None, recipe, "auto", *options)
+        y.backward(torch.ones_like(y))
+        results.append((y.detach(), x.grad, w.grad))
+    for got, expected in zip(*results):
+        assert torch.equal(got, expected)
+
+
 def test_empty():
     for recipe in RECIPES:
         for size in ((0, 32, 16), (16, 32, 0), (16, 0, 32)):

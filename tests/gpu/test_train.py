@@ -23,9 +23,11 @@ def octavo(*arguments):
 
 
 def train(run_dir, recipe, device, *more, preset="debug"):
-    octavo("train", "--preset", preset, "--train-data", ROOT / "examples/data/tinyshakespeare.txt",
-           "--recipe", recipe, "--device", device, "--run-dir", run_dir, "--steps", 40, "--batch", 8,
-           "--sequence", 64, "--validation-batches", 8, *more)
+    options = {"--preset": preset, "--train-data": ROOT / "examples/data/tinyshakespeare.txt",
+               "--recipe": recipe, "--device": device, "--run-dir": run_dir, "--steps": 40, "--batch": 8,
+               "--sequence": 64, "--validation-batches": 8}
+    options |= dict(zip(more[::2], more[1::2]))
+    octavo("train", *(word for option in options.items() for word in option))
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["event"] == "train"]
     return losses, json.loads((run_dir / "summary.json").read_text())["validation_loss"]
@@ -73,3 +75,40 @@ def test_resume_eval_and_generate(tmp_path):
     checkpoint = sorted((tmp_path / "whole" / "checkpoints").glob("step-*"))[-1]
     assert "validation" in octavo("eval", checkpoint)
     assert len(octavo("generate", checkpoint, "--prompt", "To be", "--tokens", 20)) > 20
+
+
+def test_micro_batches_sum_to_the_whole_batch(tmp_path):
+    """dw is added to the gradient inside the product from the second micro-batch on."""
+    for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"):
+        whole, _ = train(tmp_path / f"{recipe}1", recipe, "cuda", "--batch", 8)
+        parts, _ = train(tmp_path / f"{recipe}4", recipe, "cuda", "--batch", 2, "--accumulation", 4)
+        # Equal data; scales of other rows and sums in another order, as on the CPU.
+        assert abs(whole[0] - parts[0]) < 2e-3
+        assert max(abs(a - b) for a, b in zip(whole[:10], parts[:10])) < 0.05, recipe
+
+
+def test_a_weight_cache_changes_nothing(tmp_path):
+    options = ("--batch", 2, "--accumulation", 4, "--steps", 10)
+    without, _ = train(tmp_path / "without", "rowwise", "cuda", *options)
+    cached, _ = train(tmp_path / "with", "rowwise", "cuda", *options, "--weight-cache", "true")
+    assert abs(without[0] - cached[0]) < 1e-6  # later ones: LibTorch's backwards are not deterministic
+    assert max(abs(a - b) for a, b in zip(without, cached)) < 0.05
+
+
+def test_master_weights(tmp_path):
+    """bf16 weights with masters follow fp32's run where bf16 weights alone fall behind."""
+    options = ("--lr", 5e-5, "--weight-decay", 0, "--steps", 60)
+    runs = {name: train(tmp_path / name, "rowwise", "cuda", *options, *more)[1]
+            for name, more in {"fp32": (), "masters": ("--dtype", "bfloat16", "--master-weights", "true"),
+                               "bf16": ("--dtype", "bfloat16")}.items()}
+    assert runs["masters"] < runs["bf16"] and abs(runs["masters"] - runs["fp32"]) < 0.02, runs
+    resumed, _ = train(tmp_path / "masters", "rowwise", "cuda", *options, "--dtype", "bfloat16",
+                       "--master-weights", "true", "--steps", 62, "--resume", "true")
+    assert len(resumed) == 62 and resumed[-1] < resumed[0]
+
+
+def test_memory_is_the_gpus(tmp_path):
+    train(tmp_path / "run", "rowwise", "cuda")
+    peak = json.loads((tmp_path / "run" / "summary.json").read_text())["peak_memory"]
+    # The debug model's parameters, gradients and moments, and no CUDA context of a process.
+    assert 2**20 < peak < 2**28

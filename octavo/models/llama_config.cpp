@@ -89,7 +89,7 @@ const std::vector<std::pair<std::string, LlamaConfig>>& presets() {
                 .every = 2,
                 .normalise = true,
                 .balance = nn::LoadBalance::kBias}}},
-      // 1.4M, 0.9M of them active: learns Shakespeare's bytes in a minute on two cores. Its sizes are
+      // 1.4M, 0.9M of them active: learns Shakespeare's bytes in a minute on two cores. Sizes are
       // multiples of 128, so that blockwise scales have whole blocks.
       {"demo-moe",
        {.vocabulary = 256,

@@ -2,6 +2,11 @@
 
 #include <ATen/Functions.h>
 
+#include <optional>
+
+#include "octavo/nn/sort_by_expert.h"
+#include "octavo/ops/permute.h"
+
 namespace octavo::models {
 
 MoeImpl::MoeImpl(std::int64_t dim, const MoeConfig& config, const at::TensorOptions& tensor)
@@ -28,17 +33,19 @@ MoeImpl::MoeImpl(std::int64_t dim, const MoeConfig& config, const at::TensorOpti
 MoeOutput MoeImpl::forward(const torch::Tensor& x) {
   const at::Tensor x_MD = x.reshape({-1, x.size(-1)});
   const nn::Routing routing = router(x_MD);
-  const nn::Permutation order = nn::sort_by_expert(routing.experts, config.experts);
-  const at::Tensor weights_R1 =
-      routing.weights.flatten().index_select(0, order.choice).unsqueeze(1).to(x.scalar_type());
+  const nn::SortedTokens sorted = nn::sort_by_expert(routing.experts, config.experts);
 
-  at::Tensor rows = nn::permute(x_MD, order);
-  if (config.weight_on == WeightOn::kInput) rows = rows * weights_R1;
-  rows = experts(rows, order.offs);
-  if (config.weight_on == WeightOn::kOutput) rows = rows * weights_R1;
-  at::Tensor y = nn::unpermute(rows, order).view(x.sizes());
+  at::Tensor rows = permute(x_MD, sorted.choice, sorted.row);
+  std::optional<at::Tensor> weights = routing.weights;
+  if (config.weight_on == WeightOn::kInput) {
+    const at::Tensor weights_R = routing.weights.flatten().index_select(0, sorted.choice);
+    rows = rows * weights_R.unsqueeze(1).to(x.scalar_type());
+    weights.reset();
+  }
+  rows = experts(rows, sorted.offs);
+  at::Tensor y = unpermute(rows, sorted.choice, sorted.row, weights).view(x.sizes());
   if (!shared_expert.is_empty()) y = y + shared_expert(x);
-  return {y, routing.aux_loss, order.tokens_per_expert};
+  return {y, routing.aux_loss, sorted.tokens_per_expert};
 }
 
 }  // namespace octavo::models

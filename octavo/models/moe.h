@@ -6,7 +6,6 @@
 #include "octavo/models/feed_forward.h"
 #include "octavo/models/moe_config.h"
 #include "octavo/nn/experts.h"
-#include "octavo/nn/permute.h"
 #include "octavo/nn/router.h"
 
 // The network of a block with a mixture of experts. Shapes: M tokens, D model, E experts, k experts
@@ -23,8 +22,9 @@ struct MoeOutput {
 /// (WeightOn::kInput: of expert(weight * x)). Names are torchtitan's: router.gate, experts;
 /// shared_expert is Hugging Face's.
 ///
-/// Tokens are sorted by expert (nn/permute.h), go through nn::Experts by groups of any size, and
-/// come back. Nothing waits for the device.
+/// Tokens are sorted by expert, go through nn::Experts by groups of any size, and come back by
+/// gathering (ops/permute.h): deterministic, with the weights folded in. Nothing waits for the
+/// device.
 class MoeImpl : public torch::nn::Module {
  public:
   MoeImpl(std::int64_t dim, const MoeConfig& config, const at::TensorOptions& tensor);

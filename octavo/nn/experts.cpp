@@ -6,6 +6,7 @@
 
 #include "octavo/nn/grouped_linear.h"
 #include "octavo/ops/float8_grouped_linear.h"
+#include "octavo/ops/swiglu.h"
 
 namespace octavo::nn {
 namespace {
@@ -46,10 +47,7 @@ torch::Tensor ExpertsImpl::forward(const torch::Tensor& x, const torch::Tensor& 
     return recipe ? float8_grouped_linear(a, w, offs, *recipe, keep_weight_transposed)
                   : grouped_linear(a, w, offs);
   };
-  const at::Tensor gate_up = product(x, gate_up_proj);  // (M, 2F)
-  const at::Tensor hidden = at::silu(gate_up.narrow(1, 0, options.hidden)) *
-                            gate_up.narrow(1, options.hidden, options.hidden);
-  return product(hidden, down_proj);
+  return product(swiglu(product(x, gate_up_proj)), down_proj);  // (M, 2F), (M, F), (M, D)
 }
 
 }  // namespace octavo::nn

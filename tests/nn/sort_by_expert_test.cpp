@@ -1,4 +1,4 @@
-#include "octavo/nn/permute.h"
+#include "octavo/nn/sort_by_expert.h"
 
 #include <gtest/gtest.h>
 #include <torch/utils.h>
@@ -16,9 +16,9 @@ at::Tensor choices_of(std::int64_t tokens, std::int64_t copies, std::int64_t exp
   return tokens > 0 ? at::stack(rows) : at::empty({0, copies}, at::kLong);
 }
 
-TEST(Permute, SortsByExpertAndKeepsTheTokensOrder) {
+TEST(SortByExpert, SortsByExpertAndKeepsTheTokensOrder) {
   const at::Tensor experts = at::tensor({2, 0, 0, 3, 2, 0, 3, 0}, at::kLong).view({4, 2});
-  const Permutation order = sort_by_expert(experts, 5);
+  const SortedTokens order = sort_by_expert(experts, 5);
   const auto list = [](const at::Tensor& t) {
     const at::Tensor whole = t.to(at::kLong).contiguous();
     return std::vector<std::int64_t>(whole.data_ptr<std::int64_t>(),
@@ -28,38 +28,25 @@ TEST(Permute, SortsByExpertAndKeepsTheTokensOrder) {
   EXPECT_EQ(list(order.offs), (std::vector<std::int64_t>{4, 4, 6, 8, 8}));
   EXPECT_EQ(order.offs.scalar_type(), at::kInt);
   EXPECT_EQ(list(order.choice), (std::vector<std::int64_t>{1, 2, 5, 7, 0, 4, 3, 6}));
-  EXPECT_EQ(list(order.token), (std::vector<std::int64_t>{0, 1, 2, 3, 0, 2, 1, 3}));
   EXPECT_EQ(list(order.row), (std::vector<std::int64_t>{4, 0, 1, 6, 5, 2, 7, 3}));
 }
 
-TEST(Permute, BothWaysAndTheirGradientsAreThoseOfTheMatrix) {
+TEST(SortByExpert, RowsAndChoicesAreInverse) {
   torch::manual_seed(2);
   for (const std::int64_t tokens : {0, 1, 13}) {
     for (const std::int64_t copies : {1, 3}) {
-      const Permutation order = sort_by_expert(choices_of(tokens, copies, 4), 4);
-      // P[r, m] = 1 where sorted row r is a copy of token m.
-      at::Tensor P = at::zeros({tokens * copies, tokens});
-      P.scatter_(1, order.token.unsqueeze(1), 1.0);
-      EXPECT_TRUE(at::equal(P.sum(0), at::full({tokens}, double(copies))));
-      const at::Tensor x = torch::randn({tokens, 5}).set_requires_grad(true);
-      const at::Tensor dy = torch::randn({tokens * copies, 5});
-      const at::Tensor y = permute(x, order);
-      EXPECT_TRUE(at::equal(y, P.matmul(x.detach())));
-      (y * dy).sum().backward();
-      // Three terms in another order.
-      EXPECT_TRUE(at::allclose(x.grad(), P.t().matmul(dy), 1e-5, 1e-6));
-
-      const at::Tensor rows = torch::randn({tokens * copies, 5}).set_requires_grad(true);
-      const at::Tensor dz = torch::randn({tokens, 5});
-      const at::Tensor z = unpermute(rows, order);
-      EXPECT_TRUE(at::allclose(z, P.t().matmul(rows.detach()), 1e-5, 1e-6));
-      (z * dz).sum().backward();
-      EXPECT_TRUE(at::equal(rows.grad(), P.matmul(dz)));
+      const at::Tensor experts = choices_of(tokens, copies, 4);
+      const SortedTokens sorted = sort_by_expert(experts, 4);
+      EXPECT_TRUE(at::equal(sorted.row.flatten().index_select(0, sorted.choice),
+                            at::arange(tokens * copies, at::kLong)));
+      const at::Tensor in_order = experts.flatten().index_select(0, sorted.choice);
+      EXPECT_TRUE(at::equal(in_order, std::get<0>(experts.flatten().sort())));
+      EXPECT_EQ(sorted.offs[3].item<std::int64_t>(), tokens * copies);
     }
   }
 }
 
-TEST(Permute, ChoicesOfAnotherTypeAreAnError) {
+TEST(SortByExpert, ChoicesOfAnotherTypeAreAnError) {
   EXPECT_THROW(sort_by_expert(at::zeros({4, 2}, at::kInt), 2), c10::Error);
   EXPECT_THROW(sort_by_expert(at::zeros({4}, at::kLong), 2), c10::Error);
 }

@@ -74,9 +74,9 @@ bool spans_x(Blocks blocks) {
   return blocks == Blocks::kWhole || blocks == Blocks::kRow || blocks == Blocks::kColumn;
 }
 
-// Factors and scales of a target whose blocks span x, from a finished amax pass.
-std::vector<float> factors_of(const LayoutTarget& target, const Amax& amax) {
-  const auto factors = [&](const float* amaxes, std::size_t n, std::int64_t stride) {
+// The inv_scales of a target whose blocks span x, from a finished amax pass.
+std::vector<float> inv_scales_of(const LayoutTarget& target, const Amax& amax) {
+  const auto of = [&](const float* amaxes, std::size_t n, std::int64_t stride) {
     std::vector<float> inv_scale(n);
     for (std::size_t i = 0; i < n; ++i) {
       const std::int64_t at = static_cast<std::int64_t>(i) * stride;
@@ -84,11 +84,11 @@ std::vector<float> factors_of(const LayoutTarget& target, const Amax& amax) {
     }
     return inv_scale;
   };
-  if (target.blocks == Blocks::kWhole) return factors(&amax.whole, 1, 0);
+  if (target.blocks == Blocks::kWhole) return of(&amax.whole, 1, 0);
   if (target.blocks == Blocks::kRow) {
-    return factors(amax.rows.data(), amax.rows.size(), target.scale_row_stride);
+    return of(amax.rows.data(), amax.rows.size(), target.scale_row_stride);
   }
-  return factors(amax.columns.data(), amax.columns.size(), target.scale_column_stride);
+  return of(amax.columns.data(), amax.columns.size(), target.scale_column_stride);
 }
 
 // The rows layout alone: whole rows at a time.
@@ -122,16 +122,16 @@ void quantize(const ConstMatrix& x, LayoutTarget* rows, LayoutTarget* transposed
   // A row's amax is found while the row is in cache for its cast.
   const bool amax_in_cast = by_rows && is(Blocks::kRow);
   const bool empty = x.rows == 0 || x.columns == 0;
-  std::vector<float> row_factors, transposed_factors;
+  std::vector<float> row_inv_scales, transposed_inv_scales;
   if ((is(Blocks::kWhole) || is(Blocks::kRow) || is(Blocks::kColumn)) && (empty || !amax_in_cast)) {
     const Amax amax = amax_pass(x, {.rows = is(Blocks::kRow), .columns = is(Blocks::kColumn)});
     if (rows != nullptr && spans_x(rows->blocks)) {
-      row_factors = factors_of(*rows, amax);
-      rows->inv_scale = row_factors.data();
+      row_inv_scales = inv_scales_of(*rows, amax);
+      rows->inv_scale = row_inv_scales.data();
     }
     if (transposed != nullptr && spans_x(transposed->blocks)) {
-      transposed_factors = factors_of(*transposed, amax);
-      transposed->inv_scale = transposed_factors.data();
+      transposed_inv_scales = inv_scales_of(*transposed, amax);
+      transposed->inv_scale = transposed_inv_scales.data();
     }
   }
   if (empty) return;

@@ -35,10 +35,11 @@ enum class Tuning : std::uint8_t {
 Tuning cublaslt_tuning();
 void set_cublaslt_tuning(Tuning tuning);
 
-/// The chosen algorithms as a text file, one line a shape, and back: a run that reads another's
-/// plans multiplies with the same algorithms. Errors: a file that cannot be read or written; a line
-/// that is no plan. Plans of another cuBLASLt version are refused.
-void save_cublaslt_plans(const std::string& path);
-void load_cublaslt_plans(const std::string& path);
+/// The algorithms chosen on the current GPU so far as text, one line a shape, and back: a run that
+/// takes another's plans multiplies with the same algorithms. `source` begins the messages. Errors,
+/// after which no plan has been taken: plans of another cuBLASLt version or GPU; a line that is no
+/// plan or was changed.
+std::string cublaslt_plans();
+void use_cublaslt_plans(const std::string& text, const std::string& source);
 
 }  // namespace octavo

@@ -11,6 +11,7 @@
 #include "octavo/gemm/cublaslt_product.h"
 #include "octavo/gemm/pad.h"
 #include "octavo/quantize/allocate.h"
+#include "octavo/quantize/architecture_of.h"
 
 namespace octavo {
 namespace {
@@ -57,15 +58,21 @@ std::atomic<int>& tuning_state() {
   return state;
 }
 
+// Whose algorithms plans hold: they mean nothing to another cuBLASLt, and little on another GPU.
+std::string plan_maker() {
+  return "cublaslt " + std::to_string(cublasLtGetVersion()) + ", " +
+         product_name(c10::Device(at::kCUDA, c10::cuda::current_device()));
+}
+
 }  // namespace
 
 Tuning cublaslt_tuning() { return static_cast<Tuning>(tuning_state().load()); }
 void set_cublaslt_tuning(Tuning tuning) { tuning_state() = int(tuning); }
-void save_cublaslt_plans(const std::string& path) {
-  cublaslt::write_plans(path, cublasLtGetVersion());
+std::string cublaslt_plans() {
+  return cublaslt::write_plans(plan_maker(), c10::cuda::current_device());
 }
-void load_cublaslt_plans(const std::string& path) {
-  cublaslt::read_plans(path, cublasLtGetVersion());
+void use_cublaslt_plans(const std::string& text, const std::string& source) {
+  cublaslt::read_plans(text, source, plan_maker(), c10::cuda::current_device());
 }
 
 at::Tensor scaled_mm_cublaslt(const ScaledTensor& a, const ScaledTensor& b,

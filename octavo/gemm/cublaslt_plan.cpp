@@ -2,15 +2,12 @@
 
 #include <c10/util/Exception.h>
 
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <sstream>
 
 namespace octavo::cublaslt {
 namespace {
-
-constexpr const char* kHeader = "octavo-cublaslt-plans 1 cublaslt";
 
 struct Store {
   std::mutex mutex;
@@ -20,6 +17,17 @@ struct Store {
 Store& store() {
   static Store instance;
   return instance;
+}
+
+std::string first_line(const std::string& maker) { return "octavo gemm plans 1, " + maker; }
+
+// "line checksum", FNV-1a of 64 bits.
+std::string with_checksum(const std::string& line) {
+  std::uint64_t hash = 0xCBF29CE484222325;
+  for (const char c : line) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
+  std::ostringstream out;
+  out << line << ' ' << std::hex << hash;
+  return out.str();
 }
 
 }  // namespace
@@ -38,46 +46,45 @@ void keep_plan(const PlanKey& key, const Plan& plan) {
   s.plans[key] = plan;
 }
 
-void write_plans(const std::string& path, std::uint64_t version) {
-  std::ostringstream text;
-  text << kHeader << " " << version << "\n";
-  {
-    Store& s = store();
-    const std::lock_guard lock(s.mutex);
-    for (const auto& [key, plan] : s.plans) {
-      text << std::dec << key.m << ' ' << key.n << ' ' << key.k << ' ' << key.a_format << ' '
-           << key.b_format << ' ' << key.a_scale << ' ' << key.b_scale << ' ' << key.out_dtype
-           << ' ' << key.bias_dtype << ' ' << key.fast_accumulation << ' ' << key.accumulate << ' '
-           << key.device << ' ' << plan.workspace << ' ' << plan.fast_accumulation << std::hex;
-      for (const std::uint64_t word : plan.algorithm) text << ' ' << word;
-      text << "\n";
-    }
+std::string write_plans(const std::string& maker, int device) {
+  std::string text = first_line(maker) + "\n";
+  Store& s = store();
+  const std::lock_guard lock(s.mutex);
+  for (const auto& [key, plan] : s.plans) {
+    if (key.device != device) continue;
+    std::ostringstream words;
+    words << key.m << ' ' << key.n << ' ' << key.k << ' ' << key.a_format << ' ' << key.b_format
+          << ' ' << key.a_scale << ' ' << key.b_scale << ' ' << key.out_dtype << ' '
+          << key.bias_dtype << ' ' << key.fast_accumulation << ' ' << key.accumulate << ' '
+          << plan.workspace << ' ' << plan.fast_accumulation << std::hex;
+    for (const std::uint64_t word : plan.algorithm) words << ' ' << word;
+    text += with_checksum(words.str()) + "\n";
   }
-  std::ofstream file(path);
-  file << text.str() << std::flush;
-  TORCH_CHECK(file.good(), "plan file '", path, "': cannot be written; check the folder and space");
+  return text;
 }
 
-void read_plans(const std::string& path, std::uint64_t version) {
-  std::ifstream file(path);
-  TORCH_CHECK(file.good(), "plan file '", path, "': cannot be read");
+void read_plans(const std::string& text, const std::string& source, const std::string& maker,
+                int device) {
+  std::istringstream lines(text);
   std::string line;
-  std::getline(file, line);
-  const std::string expected = std::string(kHeader) + " " + std::to_string(version);
-  TORCH_CHECK(line == expected, "plan file '", path, "': expected the first line '", expected,
-              "', got '", line, "'; algorithms of another cuBLASLt mean nothing here, tune anew");
+  std::getline(lines, line);
+  TORCH_CHECK(line == first_line(maker), source, ": expected the first line '", first_line(maker),
+              "', got '", line.substr(0, 100),
+              "'; its algorithms mean nothing here: leave the file out, and they are chosen anew");
   std::map<PlanKey, Plan> plans;
-  for (int number = 2; std::getline(file, line); ++number) {
+  for (int number = 2; std::getline(lines, line); ++number) {
     std::istringstream words(line);
     PlanKey key;
     Plan plan;
+    key.device = device;
     words >> key.m >> key.n >> key.k >> key.a_format >> key.b_format >> key.a_scale >>
         key.b_scale >> key.out_dtype >> key.bias_dtype >> key.fast_accumulation >> key.accumulate >>
-        key.device >> plan.workspace >> plan.fast_accumulation >> std::hex;
+        plan.workspace >> plan.fast_accumulation >> std::hex;
     for (std::uint64_t& word : plan.algorithm) words >> word;
-    std::string rest;
-    TORCH_CHECK(words && !(words >> rest), "plan file '", path, "': line ", number,
-                " is no plan: '", line, "'; it is damaged, tune anew");
+    // cuBLASLt trusts an algorithm's words, so a line must be as it was written.
+    TORCH_CHECK(words && line == with_checksum(line.substr(0, line.rfind(' '))), source, ": line ",
+                number, " is no plan or was changed: '", line.substr(0, 100),
+                "'; leave the file out, and algorithms are chosen anew");
     plans[key] = plan;
   }
   Store& s = store();

@@ -35,9 +35,15 @@ struct Plan {
 std::optional<Plan> find_plan(const PlanKey& key);
 void keep_plan(const PlanKey& key, const Plan& plan);
 
-/// One line a plan: the key's numbers, workspace, fast accumulation, the algorithm's words in
-/// hexadecimal. The first line names the cuBLASLt version.
-void write_plans(const std::string& path, std::uint64_t version);
-void read_plans(const std::string& path, std::uint64_t version);
+/// The plans of one GPU as text. One line a plan: the key's numbers (without the GPU's index),
+/// workspace, fast accumulation, the algorithm's words in hexadecimal, a checksum. The first line
+/// names `maker`: the cuBLASLt and the GPU whose algorithms they are.
+std::string write_plans(const std::string& maker, int device);
+
+/// Keeps the plans of `text` for the GPU of index `device`; those for other products stay. Errors,
+/// begun with `source`, after which nothing has been kept: another maker's, a line that is no plan
+/// or was changed.
+void read_plans(const std::string& text, const std::string& source, const std::string& maker,
+                int device);
 
 }  // namespace octavo::cublaslt

@@ -70,9 +70,8 @@ void add_baseline_command(CLI::App& app) {
     sub->add_option("--text", options->text, "to train on")->capture_default_str();
     sub->add_option("--only", options->only, "names of baselines, separated by commas")
         ->delimiter(',');
-    sub->add_option("--threads", options->threads, "0: LibTorch's choice")
-        ->capture_default_str()
-        ->check(CLI::NonNegativeNumber);
+    add_number_option<std::int64_t>(*sub, "--threads", options->threads, 0, train::kMostThreads,
+                                    "0: LibTorch's choice");
     sub->callback([options, action] { action(*options); });
   };
   add("check", "train each small run again and compare", check);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -11,6 +10,7 @@
 #include "apps/octavo/command.h"
 #include "octavo/train/checkpoint.h"
 #include "octavo/train/data.h"
+#include "octavo/train/json_file.h"
 #include "octavo/train/metrics.h"
 #include "octavo/train/trainer.h"
 
@@ -30,22 +30,6 @@ struct Entry {
   train::TrainConfig config;
 };
 
-// Commas inside a recipe's brackets do not separate.
-std::vector<std::string> split_entries(const std::string& text) {
-  std::vector<std::string> parts(1);
-  int depth = 0;
-  for (const char c : text) {
-    depth += c == '(' ? 1 : c == ')' ? -1 : 0;
-    if (c == ',' && depth == 0) {
-      parts.emplace_back();
-    } else if (c != ' ') {
-      parts.back() += c;
-    }
-  }
-  std::erase(parts, "");
-  return parts;
-}
-
 std::string folder_name(const train::TrainConfig& config) {
   const std::optional<Recipe> recipe = train::training_recipe(config);
   std::string name = recipe ? recipe->to_string() : "high_precision";
@@ -64,7 +48,7 @@ std::string folder_name(const train::TrainConfig& config) {
 // Every entry's configuration, high precision first (added where the list lacks it: gaps are
 // measured against it). All are checked before the first run begins.
 std::vector<Entry> make_entries(const train::TrainConfig& base, const std::string& list) {
-  std::vector<std::string> texts = split_entries(list);
+  std::vector<std::string> texts = split_recipes(list);
   std::erase(texts, "high_precision");
   texts.insert(texts.begin(), "high_precision");
   TORCH_CHECK(texts.size() > 1,
@@ -121,8 +105,9 @@ std::string table_of(const std::vector<train::TrainResult>& results) {
 // The first key whose value keeps a run that is there from standing for the one asked for; empty
 // where there is none. Time per step depends on the threads, but a run's summary has those it used.
 std::string other_setting(const train::TrainConfig& there, const train::TrainConfig& asked) {
-  static const std::set<std::string> kFree = {"run_dir",          "resume",           "log_every",
-                                              "keep_checkpoints", "checkpoint_every", "threads"};
+  static const std::set<std::string> kFree = {"run_dir",          "resume", "log_every",
+                                              "resume_step",      "plan",   "keep_checkpoints",
+                                              "checkpoint_every", "threads"};
   for (const train::ConfigKey& key : train::config_keys()) {
     const nlohmann::json was = key.get(there), is = key.get(asked);
     if (was != is && !kFree.contains(key.name))
@@ -133,11 +118,12 @@ std::string other_setting(const train::TrainConfig& there, const train::TrainCon
 
 // The summary of a run that has done all its steps, or why it cannot be used.
 std::string read_finished(const train::TrainConfig& config, train::TrainResult& result) {
-  std::ifstream in(std::filesystem::path(config.run_dir) / "summary.json");
-  const nlohmann::json summary = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json summary =
+      train::read_json(std::filesystem::path(config.run_dir) / "summary.json").value;
   if (!summary.is_object() || summary.value("steps", std::int64_t{-1}) != config.steps ||
       !summary.contains("validation_loss") || !summary["validation_loss"].is_number() ||
-      summary.value("seconds_per_step", 0.0) <= 0.0)
+      !summary.contains("seconds_per_step") || !summary["seconds_per_step"].is_number() ||
+      !(summary["seconds_per_step"].get<double>() > 0.0))
     return "has done its steps but has no summary of them";
   const std::int64_t threads = config.threads > 0 ? config.threads : at::get_num_threads();
   if (const auto was = summary.value("threads", std::int64_t{0}); was != threads)
@@ -198,6 +184,8 @@ void compare(const train::TrainConfig& base, const std::string& list, ExistingRu
   TORCH_CHECK(base.flavour == "auto", "flavour: compare takes it with each recipe, got '",
               base.flavour, "' for all; write --recipes tensorwise:", base.flavour,
               " and leave flavour out");
+  TORCH_CHECK(base.resume_step == 0, "resume_step: is one run's, got ", base.resume_step,
+              "; go on with that run by octavo train, then --resume the comparison");
   const std::vector<Entry> entries = make_entries(base, list);
   check_run_dirs(base, entries, existing);
   const std::filesystem::path run_dir = base.run_dir, summary_path = run_dir / "summary.json";
@@ -244,6 +232,11 @@ void add_compare_command(CLI::App& app) {
                     "replace the runs that are there, one by one");
   add_config_options(*command, options->config);
   command->callback([options] {
+    // One in the file is train's; one given here would be left out without a word.
+    for (const train::ConfigSetting& setting : options->config.settings) {
+      TORCH_CHECK(setting.key != "recipe", "--recipe: compare takes a list, got ", setting.json,
+                  "; give --recipes with it");
+    }
     const train::TrainConfig config = options->config.make();
     const bool has_experts = config.model.moe.experts > 0;
     compare(config,

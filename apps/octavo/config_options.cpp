@@ -1,11 +1,12 @@
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "apps/octavo/command.h"
 #include "octavo/train/checkpoint.h"
 #include "octavo/train/data.h"
+#include "octavo/train/gemm_plans.h"
+#include "octavo/train/json_file.h"
 
 namespace octavo::app {
 namespace {
@@ -33,8 +34,8 @@ std::string default_text(const train::ConfigKey& key) {
 
 train::TrainConfig ConfigOptions::make(const std::vector<train::ConfigSetting>& base) const {
   std::vector<train::ConfigSetting> all = base;
-  if (!file.empty()) {
-    const auto from_file = train::read_config_file(file);
+  if (file) {
+    const auto from_file = train::read_config_file(*file);
     all.insert(all.end(), from_file.begin(), from_file.end());
   }
   all.insert(all.end(), settings.begin(), settings.end());
@@ -42,7 +43,10 @@ train::TrainConfig ConfigOptions::make(const std::vector<train::ConfigSetting>& 
 }
 
 void add_config_file_option(CLI::App& command, ConfigOptions& options) {
-  command.add_option("--config", options.file, "JSON file of keys; options below override it")
+  command
+      .add_option_function<std::string>(
+          "--config", [&options](const std::string& path) { options.file = path; },
+          "JSON file of keys; options below override it")
       ->type_name("FILE");
 }
 
@@ -61,15 +65,13 @@ void add_config_options(CLI::App& command, ConfigOptions& options,
             key.doc + default_text(key))
         ->type_name(key.type)
         ->group(key.group)
-        ->expected(is_switch ? 0 : 1, 1)
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+        ->expected(is_switch ? 0 : 1, 1);
   }
 }
 
 void prepare_run_dir(const train::TrainConfig& config, ExistingRun existing) {
   const std::filesystem::path run_dir = config.run_dir;
-  std::ifstream summary(run_dir / "summary.json");
-  TORCH_CHECK(!nlohmann::json::parse(summary, nullptr, /*allow_exceptions=*/false).is_array(),
+  TORCH_CHECK(!train::read_json(run_dir / "summary.json").value.is_array(),
               "run_dir: ", config.run_dir,
               " holds a comparison (its summary.json is the table of octavo compare); name another "
               "folder with --run-dir, or remove that one");
@@ -78,6 +80,7 @@ void prepare_run_dir(const train::TrainConfig& config, ExistingRun existing) {
     train::open_data(config);  // its errors come before anything is removed
     for (const char* name : {"checkpoints", "metrics.jsonl", "summary.json"})
       std::filesystem::remove_all(run_dir / name);
+    std::filesystem::remove_all(train::gemm_plans_path(config));
     return;
   }
   const auto newest = train::newest_checkpoint(run_dir);
@@ -85,6 +88,27 @@ void prepare_run_dir(const train::TrainConfig& config, ExistingRun existing) {
               newest->filename().string(),
               "); add --resume to go on with it, --overwrite to replace it, or name another with "
               "--run-dir");
+}
+
+std::string quoted_value(const std::string& text) {
+  constexpr std::size_t kShown = 40;
+  if (text.size() <= kShown) return "'" + text + "'";
+  return "'" + text.substr(0, kShown) + "...' (" + std::to_string(text.size()) + " characters)";
+}
+
+std::vector<std::string> split_recipes(const std::string& text) {
+  std::vector<std::string> parts(1);
+  int depth = 0;
+  for (const char c : text) {
+    depth += c == '(' ? 1 : c == ')' ? -1 : 0;
+    if (c == ',' && depth == 0) {
+      parts.emplace_back();
+    } else if (c != ' ') {
+      parts.back() += c;
+    }
+  }
+  std::erase(parts, "");
+  return parts;
 }
 
 std::vector<std::string> normalise_arguments(int argc, char** argv) {

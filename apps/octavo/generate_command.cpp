@@ -1,6 +1,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <iostream>
+#include <limits>
 #include <memory>
 
 #include "apps/octavo/loaded_model.h"
@@ -15,21 +16,20 @@ struct GenerateOptions {
   ConfigOptions config;
   std::string checkpoint;
   std::string prompt = "\n";
-  std::vector<std::int64_t> prompt_tokens;
+  std::vector<std::string> prompt_tokens;
   models::GenerateOptions generate;
 };
 
 std::vector<std::int64_t> prompt_of(const GenerateOptions& options, std::int64_t vocabulary) {
-  std::vector<std::int64_t> tokens = options.prompt_tokens;
+  std::vector<std::int64_t> tokens;
+  for (const std::string& token : options.prompt_tokens)
+    tokens.push_back(parse_number<std::int64_t>("--prompt-tokens", token, 0, vocabulary - 1));
   if (tokens.empty()) {
     TORCH_CHECK(vocabulary == kBytes, "--prompt: the model's vocabulary is ", vocabulary,
                 " tokens, not bytes; give --prompt-tokens 1,2,3");
     TORCH_CHECK(!options.prompt.empty(), "--prompt: expected at least one byte of text");
     for (const char c : options.prompt) tokens.push_back(static_cast<unsigned char>(c));
   }
-  for (const std::int64_t token : tokens)
-    TORCH_CHECK(token >= 0 && token < vocabulary, "--prompt-tokens: expected tokens below ",
-                vocabulary, ", got ", token);
   return tokens;
 }
 
@@ -65,27 +65,25 @@ void add_generate_command(CLI::App& app) {
   options->generate.temperature = 0.8;
   command->add_option("CHECKPOINT", options->checkpoint, "a checkpoint's folder or a run's")
       ->required();
-  command->add_option("--prompt", options->prompt, "text to continue [a new line]");
+  CLI::Option* prompt =
+      command->add_option("--prompt", options->prompt, "text to continue [a new line]");
   command->add_option("--prompt-tokens", options->prompt_tokens, "tokens to continue: 1,2,3")
-      ->delimiter(',');
-  command->add_option("--tokens", options->generate.new_tokens, "tokens to add")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  command
-      ->add_option("--temperature", options->generate.temperature,
-                   "of sampling; 0: always the most likely token")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--top-k", options->generate.top_k, "sample among the k most likely; 0: all")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--seed", options->generate.seed, "equal seeds give equal texts")
-      ->capture_default_str();
-  command
-      ->add_option("--context", options->generate.context,
-                   "tokens looked back on; 0: the sequence trained on")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->delimiter(',')
+      ->type_name("LIST")
+      ->excludes(prompt);
+  models::GenerateOptions& generating = options->generate;
+  constexpr std::int64_t kMany = 1000000000;
+  add_number_option<std::int64_t>(*command, "--tokens", generating.new_tokens, 0, kMany,
+                                  "tokens to add");
+  add_number_option<double>(*command, "--temperature", generating.temperature, 0.0, 1e6,
+                            "of sampling; 0: always the most likely token");
+  add_number_option<std::int64_t>(*command, "--top-k", generating.top_k, 0, kMany,
+                                  "sample among the k most likely; 0: all");
+  add_number_option<std::uint64_t>(*command, "--seed", generating.seed, 0,
+                                   std::numeric_limits<std::uint64_t>::max(),
+                                   "equal seeds give equal texts");
+  add_number_option<std::int64_t>(*command, "--context", generating.context, 0, kMany,
+                                  "tokens looked back on; 0: the sequence trained on");
   add_config_options(*command, options->config, {"recipe", "flavour", "eval_recipe", "threads"});
   command->callback([options] { generate(*options); });
 }

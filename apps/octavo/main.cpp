@@ -48,6 +48,8 @@ int usage_error(const CLI::App& app, const CLI::ParseError& error) {
   std::string command = "octavo";
   for (const CLI::App* sub : app.get_subcommands()) command += " " + sub->get_name();
   std::string message = error.what();
+  if (const std::size_t at = message.find(": At Most 1 required"); at != std::string::npos)
+    message = message.substr(0, at) + ": given more than once; keep one";
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
     const std::vector<std::string> extras = app.remaining(/*recurse=*/true);
     const std::string first = extras.empty() ? "" : extras.front();
@@ -101,7 +103,11 @@ int guarded_run(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const c10::Error& error) {
-    return fail(1, error.what_without_backtrace());
+    const std::string text = error.what_without_backtrace();
+    const std::size_t bytes = text.find("you tried to allocate ");  // LibTorch's CPU allocator
+    if (bytes == std::string::npos) return fail(1, text);
+    return fail(1, "out of memory: " + text.substr(bytes + 10) +
+                       "; make batch, sequence or the model smaller");
   } catch (const std::bad_alloc&) {
     return fail(1, "out of memory; make batch, sequence or the model smaller");
   } catch (const std::exception& error) {

@@ -10,14 +10,12 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <iterator>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "octavo/nn/parameters.h"
 #include "octavo/train/durable_file.h"
+#include "octavo/train/json_file.h"
 
 namespace octavo::train {
 namespace {
@@ -38,8 +36,8 @@ std::string step_name(std::int64_t step) {
   return name;
 }
 
-// The whole checkpoints in a folder by step. Only renames make names of this form, so what has one
-// is whole; state.json is asked for so that a user's own folder does not count.
+// The checkpoints in a folder by step. Only renames make names of this form, so what has one was
+// whole; a damaged one is in the list too, for whoever reads it to say so.
 std::map<std::int64_t, fs::path> list_checkpoints(const fs::path& folder) {
   std::map<std::int64_t, fs::path> found;
   std::error_code error;
@@ -49,9 +47,12 @@ std::map<std::int64_t, fs::path> list_checkpoints(const fs::path& folder) {
     if (digits.empty() || digits.size() > 18 ||
         digits.find_first_not_of("0123456789") != std::string::npos)
       continue;
-    if (fs::exists(it->path() / "state.json", error)) found[std::stoll(digits)] = it->path();
-    error.clear();
+    std::error_code ignored;
+    if (fs::is_directory(it->path(), ignored)) found[std::stoll(digits)] = it->path();
   }
+  TORCH_CHECK(!error || error == std::errc::no_such_file_or_directory, "checkpoints: cannot list ",
+              folder.string(), ": ", error.message(),
+              "; mend its permissions, or name another run_dir");
   return found;
 }
 
@@ -107,11 +108,10 @@ fs::path find_checkpoint(const fs::path& path) {
 
 CheckpointState read_state(const fs::path& folder) {
   const fs::path path = folder / "state.json";
-  std::ifstream in(path, std::ios::binary);
-  TORCH_CHECK(in, "cannot read ", path.string(),
-              "; check its permissions or use an older checkpoint");
-  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  const json state = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const JsonResult read = read_json(path);
+  TORCH_CHECK(read, path.string(), ": ", read.error,
+              "; it is missing, truncated or not octavo's: use an older checkpoint");
+  const json& state = read.value;
   const auto integer = [&](const char* key) {
     return state.contains(key) && state[key].is_number_integer();
   };
@@ -129,6 +129,11 @@ CheckpointState read_state(const fs::path& folder) {
   for (const auto& [key, value] : state["config"].items())
     settings.push_back({key, value.dump(), path.string()});
   result.config = make_config(settings);
+  const std::string name = folder.filename().string();
+  TORCH_CHECK(result.step >= 0 && result.step <= result.config.steps &&
+                  (!name.starts_with("step-") || name == step_name(result.step)),
+              path.string(), ": step ", state["step"].dump(), " of ", result.config.steps,
+              " does not fit the folder's name; it is damaged or renamed: use another checkpoint");
   return result;
 }
 
@@ -182,6 +187,11 @@ void save_checkpoint(const fs::path& run_dir, const CheckpointState& state) {
   sync_directory(folder);
   fs::remove_all(temporary, error);  // after an exchange: the checkpoint this one replaced
   auto found = list_checkpoints(folder);
+  // A folder that only has the name of one is not octavo's to remove.
+  std::erase_if(found, [](const auto& entry) {
+    std::error_code ignored;
+    return !fs::exists(entry.second / "state.json", ignored);
+  });
   while (static_cast<std::int64_t>(found.size()) > state.config.keep_checkpoints) {
     // A run started anew in an old folder must not lose what it has just saved.
     auto oldest = found.begin();
@@ -211,10 +221,19 @@ CheckpointState load_checkpoint(const fs::path& path) {
   return state;
 }
 
+std::map<std::int64_t, fs::path> checkpoints_of(const fs::path& run_dir) {
+  return list_checkpoints(checkpoints_folder(run_dir));
+}
+
 std::optional<fs::path> newest_checkpoint(const fs::path& run_dir) {
-  const auto found = list_checkpoints(checkpoints_folder(run_dir));
+  const auto found = checkpoints_of(run_dir);
   if (found.empty()) return std::nullopt;
   return found.rbegin()->second;
+}
+
+void remove_checkpoints_after(const fs::path& run_dir, std::int64_t step) {
+  for (const auto& [later, path] : checkpoints_of(run_dir))
+    if (later > step) remove_checkpoint(path);
 }
 
 NamedTensors module_parameters(const torch::nn::Module& module) {

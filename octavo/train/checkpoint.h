@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,14 +35,22 @@ void save_checkpoint(const std::filesystem::path& run_dir, const CheckpointState
 
 /// Reads a checkpoint. `path` is a checkpoint's folder or a run's (its newest checkpoint).
 /// Tensors share a memory mapping of the files. Errors, of one line with the repair: no checkpoint
-/// there, files missing, truncated or foreign, a newer format version.
+/// there, files missing, truncated or foreign, a newer format version, a step that is not the
+/// folder's.
 CheckpointState load_checkpoint(const std::filesystem::path& path);
 
 /// As load_checkpoint, without the optimiser's tensors and RNG: for eval, generate and inspect.
 CheckpointState load_checkpoint_model(const std::filesystem::path& path);
 
-/// The newest whole checkpoint's folder in run_dir, if there is one.
+/// The folders of run_dir's checkpoints by step. A damaged one is among them: reading it says what
+/// is wrong. Errors: run_dir/checkpoints that cannot be listed.
+std::map<std::int64_t, std::filesystem::path> checkpoints_of(const std::filesystem::path& run_dir);
+
+/// The newest of them, if there is one.
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& run_dir);
+
+/// Removes the checkpoints of steps after `step`: of a run that goes on from there.
+void remove_checkpoints_after(const std::filesystem::path& run_dir, std::int64_t step);
 
 /// A module's parameters by name, a tensor registered under several names only once, under the
 /// first: with a tied head lm_head.weight is dropped (the Hugging Face convention) and

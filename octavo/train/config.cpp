@@ -4,12 +4,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "octavo/recipe/nearest.h"
+#include "octavo/train/json_file.h"
 
 namespace octavo::train {
 namespace {
@@ -22,13 +21,14 @@ std::string with_underscores(std::string_view name) {
   return out;
 }
 
-// nlohmann's messages without their "[json.exception.parse_error.101] " head, on one line.
-std::string parse_error_text(const json::exception& error) {
-  std::string text = error.what();
-  const std::size_t end = text.find("] ");
-  if (text.starts_with("[json") && end != std::string::npos) text.erase(0, end + 2);
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  return text;
+// What a checkpoint's state.json can hold.
+bool is_utf8(std::string_view text) {
+  try {
+    json(std::string(text)).dump();
+    return true;
+  } catch (const json::exception&) {
+    return false;
+  }
 }
 
 void apply(TrainConfig& config, const ConfigSetting& setting) {
@@ -53,28 +53,22 @@ const ConfigKey& config_key(std::string_view name, std::string_view source) {
 }
 
 std::vector<ConfigSetting> read_config_file(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  TORCH_CHECK(in && !std::filesystem::is_directory(path), "config file ", path.string(),
-              ": cannot be read; give a JSON file of keys (octavo train --help lists them)");
-  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
   std::set<std::string> seen;
   std::string twice;
-  json object;
-  try {
-    object = json::parse(text, [&](int depth, json::parse_event_t event, json& parsed) {
-      if (depth == 1 && event == json::parse_event_t::key) {
-        const std::string name = with_underscores(parsed.get<std::string>());
-        if (!seen.insert(name).second) twice = name;
-      }
-      return true;
-    });
-  } catch (const json::exception& error) {
-    TORCH_CHECK(false, "config file ", path.string(), ": not JSON (", parse_error_text(error),
-                "); mend that place");
-  }
-  TORCH_CHECK(object.is_object(), "config file ", path.string(),
-              ": expected one flat JSON object such as {\"steps\": 100}, got ", object.type_name());
-  TORCH_CHECK(twice.empty(), "config file ", path.string(), ": key \"", twice,
+  const JsonResult read = read_json(path, [&](int depth, json::parse_event_t event, json& parsed) {
+    if (depth == 1 && event == json::parse_event_t::key) {
+      const std::string name = with_underscores(parsed.get<std::string>());
+      if (!seen.insert(name).second) twice = name;
+    }
+    return true;
+  });
+  TORCH_CHECK(read, "config file '", path.string(), "': ", read.error,
+              "; give a JSON file of keys (octavo train --help lists them)");
+  const json& object = read.value;
+  TORCH_CHECK(object.is_object(), "config file '", path.string(),
+              "': expected one flat JSON object such as {\"steps\": 100}, got ",
+              object.type_name());
+  TORCH_CHECK(twice.empty(), "config file '", path.string(), "': key \"", twice,
               "\" is given twice; keep one");
   std::vector<ConfigSetting> settings;
   for (const auto& [name, value] : object.items())
@@ -85,6 +79,8 @@ std::vector<ConfigSetting> read_config_file(const std::filesystem::path& path) {
 ConfigSetting setting_from_text(std::string_view name, std::string_view text,
                                 std::string_view source) {
   const ConfigKey& key = config_key(name, source);
+  TORCH_CHECK(is_utf8(text), key.name, ": expected text in UTF-8, got bytes that are none (",
+              std::string(source), "); give the file or folder another name");
   json value = std::string(text);  // what does not convert stays text, and set() names the type
   if (key.type == "true|false") {
     if (text == "true" || text == "false") value = text == "true";
@@ -102,8 +98,7 @@ ConfigSetting setting_from_text(std::string_view name, std::string_view text,
     const json number = json::parse(written, nullptr, /*allow_exceptions=*/false);
     if (number.is_number()) value = number;
   }
-  return {key.name, value.dump(-1, ' ', false, json::error_handler_t::replace),
-          std::string(source)};
+  return {key.name, value.dump(), std::string(source)};
 }
 
 TrainConfig make_config(const std::vector<ConfigSetting>& settings) {
@@ -112,6 +107,7 @@ TrainConfig make_config(const std::vector<ConfigSetting>& settings) {
     if (setting.key == "preset") apply(config, setting);
   config.model = models::llama_preset(config.preset);
   for (const ConfigSetting& setting : settings) apply(config, setting);
+  if (config.resume_step > 0) config.resume = true;
   validate(config);
   return config;
 }

@@ -14,6 +14,9 @@
 
 namespace octavo::train {
 
+/// More threads than any machine gains from, and few enough for a system to start.
+inline constexpr int kMostThreads = 1024;
+
 /// Everything a run depends on. Each field is a key of the config file (JSON, flat) and an option
 /// of the command (--key value); config_keys.cpp holds the one table that names, documents and
 /// checks them all, from which help, the checkpoint's state.json and the errors are printed.
@@ -33,6 +36,8 @@ struct TrainConfig {
   bool master_weights = false;    ///< AdamW keeps fp32 weights and moments; dtype is bfloat16
   bool weight_cache = false;      ///< weights are quantised once a step, not once a micro-batch
   std::string device = "cpu";
+  std::string gemm_tuning = "auto";  ///< measure, heuristic; auto: OCTAVO_GEMM_TUNING or measure
+  std::string plan;                  ///< a run's gemm_plans.txt whose algorithms are used
   std::uint64_t seed = 1;
 
   // Data: text files are read as bytes, .bin files are token shards
@@ -60,7 +65,8 @@ struct TrainConfig {
   std::int64_t validation_batches = 0;  ///< 0: all of the validation data
   std::int64_t checkpoint_every = 0;    ///< steps; 0: only at the end
   std::int64_t keep_checkpoints = 2;
-  bool resume = false;  ///< from the newest checkpoint in run_dir
+  bool resume = false;           ///< from the newest checkpoint in run_dir
+  std::int64_t resume_step = 0;  ///< from that step's instead; 0: the newest
   std::int64_t log_every = 10;
   std::int64_t threads = 0;             ///< 0: LibTorch's choice
   std::string eval_recipe = "trained";  ///< or high_precision
@@ -94,15 +100,16 @@ struct ConfigSetting {
 };
 
 /// The settings of a flat JSON object in a file. Errors: no such file, not JSON (with the line),
-/// not an object, an unknown key, a key given twice.
+/// what read_json() refuses, not an object, an unknown key, a key given twice.
 std::vector<ConfigSetting> read_config_file(const std::filesystem::path& path);
 
 /// A setting from an option's text: numbers and true|false as written, lists separated by commas.
+/// An error: text that is not UTF-8.
 ConfigSetting setting_from_text(std::string_view key, std::string_view text,
                                 std::string_view source = "the command line");
 
 /// Defaults, then the preset's sizes, then `settings` in order (later ones win; the preset is the
-/// last one given). Checked by validate().
+/// last one given). A resume_step sets resume. Checked by validate().
 TrainConfig make_config(const std::vector<ConfigSetting>& settings);
 
 /// An error naming the field, its value and the rule, for the first rule broken: ranges, sizes that

@@ -27,6 +27,13 @@ Rule<T> at_least(T low) {
   return {"at least " + std::to_string(low), [low](T v, const TrainConfig&) { return v >= low; }};
 }
 
+// The upper bounds keep products of sizes within 64 bits; no machine comes near them.
+template <class T>
+Rule<T> between(T low, T high) {
+  return {"at least " + std::to_string(low) + " and at most " + std::to_string(high),
+          [low, high](T v, const TrainConfig&) { return v >= low && v <= high; }};
+}
+
 // The bounds are written as in messages; comparisons are phrased so that NaN breaks them.
 Rule<double> more_than_zero() {
   return {"a finite number more than 0",
@@ -106,6 +113,14 @@ std::optional<T> value_as(const json& value) {
   return std::nullopt;
 }
 
+// A value as it is quoted in a message.
+std::string quoted(const json& value) {
+  constexpr std::size_t kShown = 60;
+  const std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
+  if (text.size() <= kShown) return text;
+  return text.substr(0, kShown) + "... (" + std::to_string(text.size()) + " characters)";
+}
+
 std::string expected(const std::string& type, const std::string& rule) {
   if (type == "true|false") return "true or false";
   if (type == "list") return "a list of names";
@@ -130,7 +145,12 @@ ConfigKey make_key(const char* name, const char* group, Field field, const char*
   key.set = [field, key_name = key.name, want = expected(key.type, key.rule)](TrainConfig& config,
                                                                               const json& value) {
     std::optional<T> converted = value_as<T>(value);
-    TORCH_CHECK(converted.has_value(), key_name, ": expected ", want, ", got ", value.dump());
+    TORCH_CHECK(converted.has_value(), key_name, ": expected ", want, ", got ", quoted(value));
+    if constexpr (std::is_same_v<T, std::string>) {
+      // The system would take what stands before it for the whole name.
+      TORCH_CHECK(converted->find('\0') == std::string::npos, key_name,
+                  ": expected text without a NUL, got ", quoted(value));
+    }
     field(config) = std::move(*converted);
   };
   key.valid = [field, holds = rule.holds](const TrainConfig& config) {
@@ -184,13 +204,17 @@ std::vector<ConfigKey> make_keys() {
   };
   add("preset", FIELD(preset), "sizes that the model keys below override",
       one_of(models::llama_preset_names()));
-  add("vocabulary", FIELD(model.vocabulary), "tokens known to the model (bytes: 256)", i1);
-  add("dim", FIELD(model.dim), "width of the residual stream", i1);
-  add("layers", FIELD(model.layers), "decoder blocks", i1);
-  add("heads", FIELD(model.heads), "attention heads; divides dim", i1);
-  add("kv_heads", FIELD(model.kv_heads), "key and value heads; divides heads", i1);
-  add("hidden", FIELD(model.hidden), "width inside the feed-forward network", i1);
-  add("max_sequence", FIELD(model.max_sequence), "longest sequence the model takes", i1);
+  add("vocabulary", FIELD(model.vocabulary), "tokens known to the model (bytes: 256)",
+      between<std::int64_t>(1, 16777216));
+  add("dim", FIELD(model.dim), "width of the residual stream", between<std::int64_t>(1, 1048576));
+  add("layers", FIELD(model.layers), "decoder blocks", between<std::int64_t>(1, 4096));
+  add("heads", FIELD(model.heads), "attention heads; divides dim", between<std::int64_t>(1, 65536));
+  add("kv_heads", FIELD(model.kv_heads), "key and value heads; divides heads",
+      between<std::int64_t>(1, 65536));
+  add("hidden", FIELD(model.hidden), "width inside the feed-forward network",
+      between<std::int64_t>(1, 4194304));
+  add("max_sequence", FIELD(model.max_sequence), "longest sequence the model takes",
+      between<std::int64_t>(1, 16777216));
   add("rope_theta", FIELD(model.rope_theta), "base of the rotary angles", more_than_zero());
   add("norm_eps", FIELD(model.norm_eps), "epsilon of RMSNorm", more_than_zero());
   add("tied_head", FIELD(model.tied_head), "the head shares the embedding's weight",
@@ -254,6 +278,12 @@ std::vector<ConfigKey> make_keys() {
       anything<bool>());
   add("device", FIELD(device), "where to train: cpu, or cuda in a build of the preset cuda",
       one_of({"cpu", "cuda"}));
+  add("gemm_tuning", FIELD(gemm_tuning),
+      "how cuBLASLt's algorithms are chosen: measure, heuristic (its first proposal), or as "
+      "OCTAVO_GEMM_TUNING says (auto)",
+      one_of({"auto", "measure", "heuristic"}));
+  add("plan", FIELD(plan), "the gemm_plans.txt of a run whose algorithms to use",
+      anything<std::string>());
   add("seed", FIELD(seed), "of the weights and the order of the data", anything<std::uint64_t>());
 
   g = "Data";
@@ -264,12 +294,15 @@ std::vector<ConfigKey> make_keys() {
   add("validation_fraction", FIELD(validation_fraction), "of train_data, held out for validation",
       Rule<double>{"more than 0 and below 1",
                    [](double v, const TrainConfig&) { return v > 0 && v < 1; }});
-  add("batch", FIELD(batch), "sequences per micro-batch", i1);
-  add("sequence", FIELD(sequence), "tokens per sequence, at most max_sequence", i1);
-  add("accumulation", FIELD(accumulation), "micro-batches per step", i1);
+  add("batch", FIELD(batch), "sequences per micro-batch", between<std::int64_t>(1, 1048576));
+  add("sequence", FIELD(sequence), "tokens per sequence, at most max_sequence",
+      between<std::int64_t>(1, 16777216));
+  add("accumulation", FIELD(accumulation), "micro-batches per step",
+      between<std::int64_t>(1, 1000000));
 
   g = "Optimisation";
-  add("steps", FIELD(steps), "optimiser steps in all, resumed ones counted", i1);
+  add("steps", FIELD(steps), "optimiser steps in all, resumed ones counted",
+      between<std::int64_t>(1, 1000000000000));
   add("lr", FIELD(lr), "peak learning rate", more_than_zero());
   add("min_lr_fraction", FIELD(min_lr_fraction), "of lr, reached at the last step",
       between_0_and_1());
@@ -288,8 +321,10 @@ std::vector<ConfigKey> make_keys() {
       i0);
   add("keep_checkpoints", FIELD(keep_checkpoints), "newest checkpoints that stay", i1);
   add("resume", FIELD(resume), "go on from the newest checkpoint in run_dir", anything<bool>());
+  add("resume_step", FIELD(resume_step),
+      "go on from that step's checkpoint and remove later ones; 0: the newest", i0);
   add("log_every", FIELD(log_every), "steps between progress lines", i1);
-  add("threads", FIELD(threads), "0: LibTorch's choice", i0);
+  add("threads", FIELD(threads), "0: LibTorch's choice", between<std::int64_t>(0, kMostThreads));
   add("eval_recipe", FIELD(eval_recipe), "validation runs as trained, or in high_precision",
       one_of({"trained", "high_precision"}));
   return keys;

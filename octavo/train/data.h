@@ -12,9 +12,9 @@
 
 namespace octavo::train {
 
-/// A stream of tokens in memory-mapped files: text files (each byte is a token) or token shards
+/// A stream of tokens in files: text files (each byte is a token) or token shards
 /// (names that end in .bin). Several files are one stream in the order given; a glob's files come
-/// in alphabetical order. Copies share the mappings.
+/// in alphabetical order. Copies share the open files.
 class TokenSource {
  public:
   static constexpr std::int64_t kAnyVocabulary = std::numeric_limits<std::int64_t>::max();

@@ -65,6 +65,10 @@ double mebibytes(std::int64_t bytes) { return static_cast<double>(bytes) / (1024
 
 JsonLines::JsonLines(const std::filesystem::path& path, Mode mode) : path_(path) {
   make_parent(path);
+  std::error_code ignored;
+  // Opening would wait for a reader.
+  TORCH_CHECK(!std::filesystem::is_fifo(path, ignored), "metrics: '", path.string(),
+              "' is a named pipe; remove it or choose another run_dir");
   if (mode == Mode::kAppend) cut_torn_line(path);
   file_ = std::fopen(path.c_str(), mode == Mode::kTruncate ? "w" : "a");
   TORCH_CHECK(file_ != nullptr, "metrics: cannot open '", path.string(),

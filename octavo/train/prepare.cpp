@@ -1,12 +1,14 @@
 #include "octavo/train/prepare.h"
 
 #include <torch/utils.h>
+#include <unistd.h>
 
 #if OCTAVO_WITH_CUDA
 #include <c10/cuda/CUDAFunctions.h>
 #endif
 
 #include <algorithm>
+#include <cmath>
 
 #include "octavo/models/llama_accounting.h"
 #include "octavo/quantize/architecture_of.h"
@@ -22,20 +24,34 @@ at::ScalarType parameter_dtype(const std::string& name) {
   TORCH_CHECK(false, "dtype: expected float32 or bfloat16, got '", name, "'; set one of them");
 }
 
-c10::Device device_of(const TrainConfig& config) {
-  if (config.device == "cpu") return at::kCPU;
+// The system would start to swap or kill, a layer at a time, before an allocation fails.
+void check_memory(const TrainConfig& config) {
+  const at::ScalarType dtype = parameter_dtype(config.dtype);
+  const double needed = static_cast<double>(models::parameter_count(config.model).total()) *
+                        static_cast<double>(c10::elementSize(dtype));
+  const double there =
+      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  TORCH_CHECK(needed <= there || there <= 0, "model: its parameters need ",
+              std::llround(needed / (1 << 30)), " GiB in ", config.dtype, ", this machine has ",
+              std::llround(there / (1 << 30)),
+              "; make dim, hidden, layers or vocabulary smaller (octavo inspect counts)");
+}
+
+}  // namespace
+
+c10::Device device_named(const std::string& word) {
+  if (word == "cpu") return at::kCPU;
+  TORCH_CHECK(word == "cuda", "device: expected cpu or cuda, got '", word, "'; give one of them");
 #if OCTAVO_WITH_CUDA
   TORCH_CHECK(at::hasCUDA() && c10::cuda::device_count() > 0,
               "device: cuda asked for, and no GPU is visible; check nvidia-smi and "
               "CUDA_VISIBLE_DEVICES, or set device to cpu");
   return c10::Device(at::kCUDA, c10::cuda::current_device());
 #else
-  TORCH_CHECK(false, "device: expected cpu, got '", config.device,
+  TORCH_CHECK(false, "device: expected cpu, got '", word,
               "'; this build has no GPU kernels: build the preset cuda, or set device to cpu");
 #endif
 }
-
-}  // namespace
 
 std::string recipe_text(const std::optional<Recipe>& recipe) {
   if (!recipe) return "high_precision";
@@ -55,8 +71,9 @@ std::string PreparedModel::flavour() const {
 }
 
 PreparedModel prepare_model(const TrainConfig& config) {
+  check_memory(config);
   PreparedModel prepared;
-  prepared.device = device_of(config);
+  prepared.device = device_named(config.device);
   prepared.architecture = architecture_of(prepared.device);
   prepared.recipe = training_recipe(config);
   torch::manual_seed(config.seed);

@@ -39,10 +39,15 @@ struct PreparedModel {
   std::string expert_products() const;
 };
 
+/// The device that config.device names, "cpu" or "cuda" (the current GPU). Errors: another word, a
+/// build without GPU kernels, no GPU on this machine.
+c10::Device device_named(const std::string& word);
+
 /// Builds the model with weights from config.seed (torch::manual_seed: the generator is left in a
 /// state that depends on the seed and the sizes alone), in config.dtype, and converts it by
 /// config.recipe; its parameters do not depend on the recipe. Errors: an unknown recipe, dtype or
-/// device, sizes that do not divide, filters that match nothing.
+/// device, sizes that do not divide, filters that match nothing, more parameters than the machine's
+/// memory holds.
 PreparedModel prepare_model(const TrainConfig& config);
 
 /// Takes the recipes off every linear and experts of `model` and puts them back at the end of the

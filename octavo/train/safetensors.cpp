@@ -18,6 +18,7 @@
 
 #include "octavo/recipe/nearest.h"
 #include "octavo/train/durable_file.h"
+#include "octavo/train/json_file.h"
 
 namespace octavo::train {
 namespace {
@@ -161,7 +162,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
   data_start_ = kLengthBytes + length;
   const std::uint64_t data_bytes = size - data_start_;
 
-  const json header = json::parse(text, text + length, nullptr, /*allow_exceptions=*/false);
+  const json header = parse_json(std::string_view(text, length)).value;
   TORCH_CHECK(header.is_object(), path_,
               " is not a safetensors file (its header is no JSON object); give one, or a "
               "checkpoint octavo wrote");

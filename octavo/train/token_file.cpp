@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -32,8 +31,11 @@ static_assert(sizeof(ShardHeader) == kShardHeaderBytes);
 
 template <typename T>
 void widen(const char* data, std::int64_t count, std::int64_t* out) {
-  const T* tokens = reinterpret_cast<const T*>(data);  // the header keeps the alignment
-  std::copy(tokens, tokens + count, out);
+  for (std::int64_t i = 0; i < count; ++i) {
+    T token;
+    std::memcpy(&token, data + i * static_cast<std::int64_t>(sizeof(T)), sizeof(T));
+    out[i] = static_cast<std::int64_t>(token);
+  }
 }
 
 }  // namespace
@@ -41,42 +43,53 @@ void widen(const char* data, std::int64_t count, std::int64_t* out) {
 bool is_shard(const std::string& path) { return path.ends_with(".bin"); }
 
 TokenFile::TokenFile(const std::string& path) : path_(path) {
+  try {
+    open_and_check();
+  } catch (...) {
+    if (file_ >= 0) ::close(file_);
+    throw;
+  }
+}
+
+TokenFile::~TokenFile() { ::close(file_); }
+
+void TokenFile::open_and_check() {
   // Not to wait for the writer of a named pipe, which is refused below.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  TORCH_CHECK(fd >= 0, "data: cannot open '", path, "': ", std::strerror(errno),
-              "; give the path of a text file or of .bin token shards");
+  file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  TORCH_CHECK(file_ >= 0, "data: cannot open '", path_, "': ", std::strerror(errno),
+              errno == EMFILE ? "; raise the limit of open files (ulimit -n)"
+                              : "; give the path of a text file or of .bin token shards");
   struct stat status {};
-  const bool known = ::fstat(fd, &status) == 0;
-  if (!known || !S_ISREG(status.st_mode)) {
-    ::close(fd);
-    TORCH_CHECK(false, "data: '", path, "' is no regular file; for a folder of shards give '", path,
-                "/*.bin'");
-  }
+  const bool known = ::fstat(file_, &status) == 0;
+  TORCH_CHECK(known && S_ISREG(status.st_mode), "data: '", path_,
+              "' is no regular file; for a folder of shards give '", path_, "/*.bin'");
   size_ = static_cast<std::int64_t>(status.st_size);
-  if (size_ == 0) {
-    ::close(fd);
-    TORCH_CHECK(false, "data: '", path, "' is empty; give a file with text or tokens in it");
-  }
-  address_ = ::mmap(nullptr, static_cast<std::size_t>(size_), PROT_READ, MAP_PRIVATE, fd, 0);
-  const int error = errno;
-  ::close(fd);
-  TORCH_CHECK(address_ != MAP_FAILED, "data: cannot map '", path, "': ", std::strerror(error),
-              "; copy it to a local file system, or raise the memory limit (ulimit -v)");
-  if (is_shard(path)) {
-    try {
-      read_header();
-    } catch (...) {
-      ::munmap(address_, static_cast<std::size_t>(size_));
-      throw;
-    }
-  }
+  TORCH_CHECK(size_ > 0, "data: '", path_, "' is empty; give a file with text or tokens in it");
+  if (is_shard(path_)) read_header();
   tokens_ = (size_ - offset_) / width_;
 }
 
-TokenFile::~TokenFile() { ::munmap(address_, static_cast<std::size_t>(size_)); }
+void TokenFile::read_bytes(void* to, std::int64_t bytes, std::int64_t offset) const {
+  char* next = static_cast<char*>(to);
+  while (bytes > 0) {
+    const ssize_t got = ::pread(file_, next, static_cast<std::size_t>(bytes), offset);
+    if (got < 0 && errno == EINTR) continue;
+    TORCH_CHECK(got >= 0, "data: cannot read '", path_, "': ", std::strerror(errno),
+                "; copy it to another disk");
+    TORCH_CHECK(got > 0, "data: '", path_, "' had ", size_,
+                " bytes when it was opened and is shorter now; restore it, then go on with "
+                "resume = true, and leave a run's data alone");
+    next += got;
+    offset += got;
+    bytes -= got;
+  }
+}
 
 void TokenFile::read(std::int64_t begin, std::int64_t count, std::int64_t* out) const {
-  const char* data = static_cast<const char*>(address_) + offset_ + begin * width_;
+  // Into the end of `out`, widened from its beginning: a token is read before it is overwritten.
+  char* data =
+      reinterpret_cast<char*>(out) + count * (static_cast<std::int64_t>(sizeof(*out)) - width_);
+  read_bytes(data, count * width_, offset_ + begin * width_);
   switch (width_) {
     case 1:
       return widen<std::uint8_t>(data, count, out);
@@ -93,7 +106,7 @@ void TokenFile::read_header() {
               "-byte header; it is truncated: copy it "
               "again or make it anew");
   ShardHeader header;
-  std::memcpy(&header, address_, sizeof(header));
+  read_bytes(&header, sizeof(header), 0);
   TORCH_CHECK(std::memcmp(header.magic, kMagic, sizeof(kMagic)) == 0, "data: shard '", path_,
               "' does not begin with OCTAVOTK, so it is no Octavo token shard; write one with "
               "write_token_shard(), or name a text file without .bin to read its bytes");

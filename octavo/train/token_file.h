@@ -20,7 +20,8 @@ inline constexpr std::uint32_t kShardVersion = 1;
 /// Whether `path` names a token shard (it ends in .bin) and not a text file.
 bool is_shard(const std::string& path);
 
-/// One text file (each byte is a token) or token shard, mapped read-only.
+/// One text file (each byte is a token) or token shard, open as long as this lives. Read, not
+/// mapped: a file that somebody truncates meanwhile is an error and not a signal.
 class TokenFile {
  public:
   /// Errors, naming the file: missing, empty, no regular file; a shard's magic, version, token
@@ -34,14 +35,17 @@ class TokenFile {
   /// What a shard's tokens were made with, as its header says; 0: unknown, and for text.
   std::uint64_t vocabulary() const { return vocabulary_; }
 
-  /// Tokens [begin, begin + count) to `out`; the range is the caller's to check.
+  /// Tokens [begin, begin + count) to `out`; the range is the caller's to check. Errors, naming the
+  /// file: it has become shorter; the system cannot read it.
   void read(std::int64_t begin, std::int64_t count, std::int64_t* out) const;
 
  private:
+  void open_and_check();
   void read_header();
+  void read_bytes(void* to, std::int64_t bytes, std::int64_t offset) const;
 
   std::string path_;
-  void* address_ = nullptr;
+  int file_ = -1;
   std::int64_t size_ = 0;    // bytes
   std::int64_t offset_ = 0;  // of the first token
   std::int64_t width_ = 1;   // bytes a token

@@ -1,12 +1,19 @@
 #include "octavo/train/trainer.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <iterator>
+#include <limits>
+#include <map>
 #include <sstream>
 
 #include "octavo/device/peak_rates.h"
@@ -15,6 +22,8 @@
 #include "octavo/quantize/architecture_of.h"
 #include "octavo/train/checkpoint.h"
 #include "octavo/train/data.h"
+#include "octavo/train/gemm_plans.h"
+#include "octavo/train/json_file.h"
 #include "octavo/train/metrics.h"
 #include "octavo/train/optimizer.h"
 #include "octavo/train/prepare.h"
@@ -49,6 +58,31 @@ double largest_expert_load(const models::Llama& model) {
     loads.push_back(load.max() / load.mean());
   }
   return at::stack(loads).max().item<double>();
+}
+
+using Checkpoints = std::map<std::int64_t, std::filesystem::path>;
+
+// "2, 4, 6".
+std::string steps_text(const Checkpoints& checkpoints) {
+  std::string text;
+  for (const auto& [step, path] : checkpoints)
+    text += (text.empty() ? "" : ", ") + std::to_string(step);
+  return text;
+}
+
+// The figures of the steps that another process did, where `path` is the summary of them all; not
+// numbers (null in JSON) where it is not.
+void take_step_figures(const std::filesystem::path& path, TrainResult& result) {
+  const JsonResult summary = read_json(path);
+  const bool fits = summary && summary.value.is_object() && summary.value.contains("steps") &&
+                    summary.value["steps"] == result.steps;
+  const auto figure = [&](const char* key) {
+    const bool there = fits && summary.value.contains(key) && summary.value[key].is_number();
+    return there ? summary.value[key].get<double>() : std::numeric_limits<double>::quiet_NaN();
+  };
+  result.train_loss = figure("train_loss");
+  result.seconds_per_step = figure("seconds_per_step");
+  result.tokens_per_second = figure("tokens_per_second");
 }
 
 PreparedModel prepare_threads_and_model(const TrainConfig& config) {
@@ -103,12 +137,14 @@ struct Trainer::State {
   void start_or_resume();
   double train_step();
   void save();
-  CheckpointState load_newest(const std::filesystem::path& newest) const;
+  CheckpointState load_resumed(const std::filesystem::path& folder) const;
   double validate(EvalRecipe recipe);
   void record_step(JsonLines& metrics, double loss, double lr,
                    const std::vector<double>& step_seconds) const;
   [[noreturn]] void fail_non_finite(const char* what, double value) const;
+  void check_parameters() const;
   void check_validation(double loss) const;
+  std::string way_on() const;
   // Of the device's dense bf16 rate; none where that is not known (the CPU).
   std::optional<double> mfu(double tokens_per_second) const {
     const auto peak = peak_rates(product_name(prepared.device));
@@ -138,66 +174,95 @@ struct Trainer::State {
   std::vector<std::string> resume_lines;
 };
 
-CheckpointState Trainer::State::load_newest(const std::filesystem::path& newest) const {
-  const std::string repair = "; remove " + newest.string() + " and resume again";
+CheckpointState Trainer::State::load_resumed(const std::filesystem::path& folder) const {
+  const std::string repair = "; remove " + folder.string() + " and resume again";
   CheckpointState state;
   try {
-    state = load_checkpoint(newest);
+    state = load_checkpoint(folder);
   } catch (const c10::Error& error) {
     TORCH_CHECK(false, error.what_without_backtrace(), repair);
   }
   const std::int64_t position = state.step * state.config.accumulation;
-  TORCH_CHECK(state.data_position == position, newest.string(), "/state.json: data_position ",
+  TORCH_CHECK(state.rng.defined(), folder.string(),
+              "/optimizer.safetensors: no rng.cpu, the state of the random numbers", repair);
+  TORCH_CHECK(state.data_position == position, folder.string(), "/state.json: data_position ",
               state.data_position, ", expected step * accumulation, ", position,
               ": other data than this octavo's would have been drawn", repair);
   return state;
 }
 
 void Trainer::State::start_or_resume() {
-  const auto newest = newest_checkpoint(config.run_dir);
+  const auto found = checkpoints_of(config.run_dir);
   if (!config.resume) {
     // A later --resume would otherwise go on with the wrong run.
-    TORCH_CHECK(!newest, "run_dir: '", config.run_dir, "' holds a run already (",
-                newest->filename().string(),
-                "); go on with it by resume = true, name another "
-                "run_dir, or remove it");
+    TORCH_CHECK(found.empty(), "run_dir: '", config.run_dir, "' holds a run already (step ",
+                found.rbegin()->first,
+                "); go on with it by resume = true, name another run_dir, or remove it");
     return;
   }
-  if (!newest) {
+  const auto chosen = config.resume_step > 0 ? found.find(config.resume_step)
+                      : found.empty()        ? found.end()
+                                             : std::prev(found.end());
+  TORCH_CHECK(config.resume_step == 0 || chosen != found.end(),
+              "resume_step: no checkpoint of step ", config.resume_step, " in ", config.run_dir,
+              "; there are those of ", found.empty() ? "no step" : steps_text(found));
+  if (chosen == found.end()) {
     resume_lines.push_back("resume      no checkpoint in " + config.run_dir +
                            ": starting at step 0");
     return;
   }
-  const CheckpointState state = load_newest(*newest);
+  const CheckpointState state = load_resumed(chosen->second);
   resume_lines = resume_differences(state.config, config);
-  resume_lines.insert(resume_lines.begin(), "resume      from " + newest->string());
+  std::string from = "resume      from " + chosen->second.string();
+  if (const auto later = std::next(chosen); later != found.end())
+    from += "; removing those of step " + steps_text({later, found.end()});
+  resume_lines.insert(resume_lines.begin(), from);
   load_parameters(*prepared.model, state.parameters);
   nn::invalidate_weight_caches(*prepared.model);
   optimizer.load_state(state.optimizer);
-  if (state.rng.defined()) set_rng_state(state.rng);
+  set_rng_state(state.rng);
   step = saved_step = state.step;
   TORCH_CHECK(step <= config.steps, "steps: ", config.steps, " asked for, but the checkpoint ",
-              newest->string(), " has done ", step, "; ask for at least as many");
+              chosen->second.string(), " has done ", step, "; ask for at least as many");
+}
+
+// What to do about a run that went wrong. Which checkpoint is still good nobody knows: parameters
+// can be ruined long before a number is not finite.
+std::string Trainer::State::way_on() const {
+  const auto found = checkpoints_of(config.run_dir);
+  std::ostringstream text;
+  text << ". Lower lr (now " << config.lr
+       << ") or clip_norm, or train longer in warmup_steps, and ";
+  if (found.empty()) {
+    text << "start again";
+  } else {
+    text << "go on with resume_step from a checkpoint of before it went wrong (there are those of "
+            "step "
+         << steps_text(found) << "), or start again in another run_dir";
+  }
+  return text.str();
 }
 
 void Trainer::State::fail_non_finite(const char* what, double value) const {
-  const auto newest = newest_checkpoint(config.run_dir);
-  std::ostringstream message;
-  message << what << ": " << value << " at step " << step + 1
-          << "; the parameters were not changed "
-          << "by this step. Lower lr (now " << config.lr << ") or clip_norm, or train longer in "
-          << "warmup_steps; then "
-          << (newest ? "resume from " + newest->string() : std::string("start again"));
-  TORCH_CHECK(false, message.str());
+  TORCH_CHECK(false, what, ": ", value, " at step ", step + 1,
+              "; the parameters were not changed by this step", way_on());
+}
+
+// Their norms in fp32: where one overflows the model's own sums of squares do too, and its loss can
+// be a number that means nothing (RMSNorm makes zeros of what is infinite).
+void Trainer::State::check_parameters() const {
+  c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> parameters;
+  for (const auto& named : module_parameters(*prepared.model)) parameters.push_back(named.second);
+  const double norm =
+      at::linalg_vector_norm(at::stack(at::_foreach_norm(parameters, 2, at::kFloat))).item<float>();
+  TORCH_CHECK(std::isfinite(norm), "parameters: their norm is ", norm, " after step ", step,
+              "; the training diverged and this step is not saved", way_on());
 }
 
 void Trainer::State::check_validation(double loss) const {
-  if (std::isfinite(loss)) return;
-  const auto newest = newest_checkpoint(config.run_dir);
-  TORCH_CHECK(false, "validation loss: ", loss, " after step ", step,
-              "; the training diverged. Lower lr (now ", config.lr,
-              ") or clip_norm, or train longer in warmup_steps, and start again in another run_dir",
-              newest && saved_step != step ? ", or resume from " + newest->string() : "");
+  TORCH_CHECK(std::isfinite(loss), "validation loss: ", loss, " after step ", step,
+              "; the training diverged", way_on());
 }
 
 // One optimiser step; the mean loss of its micro-batches (cross-entropy alone), gradient_norm,
@@ -234,6 +299,7 @@ double Trainer::State::train_step() {
 
 void Trainer::State::save() {
   if (saved_step == step) return;
+  check_parameters();
   CheckpointState state;
   state.parameters = module_parameters(*prepared.model);
   state.optimizer = optimizer.state();
@@ -242,6 +308,7 @@ void Trainer::State::save() {
   state.data_position = step * config.accumulation;
   state.config = config;
   save_checkpoint(config.run_dir, state);
+  save_gemm_plans(config, prepared.device);
   saved_step = step;
 }
 
@@ -286,6 +353,8 @@ void Trainer::State::record_step(JsonLines& metrics, double loss, double lr,
 Trainer::Trainer(const TrainConfig& config, const TrainerOptions& options)
     : state_(std::make_unique<State>(config, options)) {
   state_->start_or_resume();
+  for (const std::string& line : load_gemm_plans(config, state_->prepared.device))
+    state_->resume_lines.push_back(line);
 }
 
 Trainer::~Trainer() = default;
@@ -305,6 +374,7 @@ TrainResult Trainer::run() {
   const std::filesystem::path run_dir = config.run_dir;
   const RunLock lock(run_dir);
   StopSignal stop;
+  if (config.resume_step > 0) remove_checkpoints_after(run_dir, s.step);
 
   for (const std::string& line : run_header(config, s.prepared, s.data)) s.say(line);
   for (const std::string& line : s.resume_lines) s.say(line);
@@ -360,10 +430,12 @@ TrainResult Trainer::run() {
   result.parameters = models::parameter_count(config.model).total();
   result.steps = s.step;
   result.threads = at::get_num_threads();
-  result.train_loss = result.losses.empty() ? 0.0 : result.losses.back();
   result.eval_recipe = config.eval_recipe;
-  result.seconds_per_step = seconds_per_step(step_seconds);
-  if (result.seconds_per_step > 0.0) {
+  if (result.losses.empty()) {
+    take_step_figures(run_dir / "summary.json", result);
+  } else {
+    result.train_loss = result.losses.back();
+    result.seconds_per_step = seconds_per_step(step_seconds);
     result.tokens_per_second = static_cast<double>(s.tokens_per_step()) / result.seconds_per_step;
   }
   if (s.step < config.steps) {
@@ -374,6 +446,7 @@ TrainResult Trainer::run() {
   }
   result.seconds_total = seconds_since(begin);
   result.peak_memory = memory_of(s.prepared.device).peak;
+  save_gemm_plans(config, s.prepared.device);  // validation has shapes of its own
   if (!result.interrupted) write_json(run_dir / "summary.json", to_json(result));
   return result;
 }

@@ -21,10 +21,12 @@ struct TrainResult {
   std::int64_t parameters = 0;    ///< tied ones once
   std::int64_t steps = 0;         ///< done, those before a resume included
   std::int64_t threads = 0;       ///< LibTorch's, in this process
-  double train_loss = 0.0;        ///< of the last step
+  double train_loss = 0.0;        ///< of the last step; NaN (null in JSON) where nobody knows
   double validation_loss = 0.0;   ///< nats per token, with the products eval_recipe names
   std::string eval_recipe;        ///< "trained" or "high_precision"
-  double seconds_per_step = 0.0;  ///< median of the steps after the tenth
+  /// Median of the steps after the tenth, those of this process. Where it had none to do, this,
+  /// tokens_per_second and train_loss are the summary's that was there, or NaN (null in JSON).
+  double seconds_per_step = 0.0;
   double tokens_per_second = 0.0;
   double seconds_total = 0.0;    ///< of this process: training, validation and checkpoints
   std::int64_t peak_memory = 0;  ///< bytes: of the process, on a GPU of the tensors there
@@ -50,14 +52,15 @@ struct TrainerOptions {
 class Trainer {
  public:
   /// Builds the model (weights from config.seed), converts it, opens the data, and with
-  /// config.resume loads the newest checkpoint. Errors name the key and the repair, for a damaged
-  /// checkpoint which folder to remove.
+  /// config.resume loads the newest checkpoint or that of config.resume_step. Errors name the key
+  /// and the repair, for a damaged checkpoint which folder to remove.
   explicit Trainer(const TrainConfig& config, const TrainerOptions& options = {});
   ~Trainer();
 
   /// Trains to config.steps, validates, saves, writes summary.json.
   /// A loss or gradient norm that is not finite is an error that names the step and what to do;
-  /// the parameters are those before that step, earlier checkpoints and metrics stay. So is a
+  /// the parameters are those before that step, earlier checkpoints and metrics stay. Parameters
+  /// whose norm is not finite are an error too where they would be saved, and are not. So is a
   /// validation loss that is not finite, after its line in the metrics; at the end of the run the
   /// checkpoint is saved before, and there is no summary.
   /// SIGINT and SIGTERM finish the step, save, and return `interrupted`; a second one kills.

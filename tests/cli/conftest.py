@@ -39,9 +39,13 @@ class Result:
         return f"exit code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
 
 
+def text_of(argument):
+    return argument if isinstance(argument, bytes) else str(argument)
+
+
 def run(*arguments, text=True, **options):
     done = subprocess.run(
-        [COMMAND, *map(str, arguments)], capture_output=True, text=text, timeout=120, **options
+        [COMMAND, *map(text_of, arguments)], capture_output=True, text=text, timeout=120, **options
     )
     return Result(done)
 

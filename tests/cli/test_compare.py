@@ -53,6 +53,10 @@ def test_recipes_that_are_wrong(config):
         run("compare", "--config", config(), "--recipes", "rowwise,rowwise"), "rowwise", "twice"
     )
     user_error(run("compare", "--config", config(), "--recipes", "rowise"), "rowise", "'rowwise'")
+    # Its list says which recipes; one more would be left out without a word.
+    result = run("compare", "--config", config(), "--recipes", "rowwise", "--recipe", "mxfp8")
+    user_error(result, "--recipe:", "mxfp8", "--recipes")
+    user_error(run("compare", "--config", config(), "--resume-step", 2), "resume_step", "octavo train")
 
 
 def test_resume_takes_finished_runs_as_they_are(config, tmp_path):
@@ -96,7 +100,7 @@ def test_overwrite_replaces_one_run_after_the_other(config, tmp_path):
     assert (run_dir / "summary.json").exists() and (run_dir / "losses.png").exists()
 
     # The first new run fails: the table is no longer that of what is there, the second run stays.
-    diverging = ["--lr", "1e18", "--warmup-steps", 0, "--steps", 1]
+    diverging = ["--lr", "1e13", "--warmup-steps", 0, "--steps", 1]
     result = run("compare", "--config", path, *RECIPES, "--overwrite", *diverging)
     user_error(result, "validation loss")
     assert not (run_dir / "summary.json").exists() and not (run_dir / "losses.png").exists()

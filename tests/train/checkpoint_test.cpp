@@ -30,7 +30,8 @@ CheckpointState state_of(std::int64_t step, std::int64_t elements = 16) {
   state.rng = at::randint(0, 256, {5056}, at::kByte);
   state.step = step;
   state.data_position = 3 * step;
-  state.config = make_config({setting_from_text("steps", "500"), setting_from_text("lr", "0.1")});
+  state.config = make_config(
+      {setting_from_text("steps", std::to_string(step + 1)), setting_from_text("lr", "0.1")});
   return state;
 }
 
@@ -102,12 +103,63 @@ TEST_F(Checkpoint, LeftoversOfKilledRunsAreIgnoredAndCleaned) {
   const fs::path leftover = run_ / "checkpoints" / ".tmp-step-000002-writing";
   fs::create_directory(leftover);
   std::ofstream(leftover / "model.safetensors") << "half";
-  fs::create_directory(run_ / "checkpoints" / "step-000009");  // not octavo's: no state.json
   fs::create_directory(run_ / "checkpoints" / "step-best");
+  std::ofstream(run_ / "checkpoints" / "step-000009") << "a file";
   EXPECT_EQ(load_checkpoint(run_).step, 1);
   save_checkpoint(run_, state_of(3));
   EXPECT_EQ(names(),
             (std::vector<std::string>{"step-000001", "step-000003", "step-000009", "step-best"}));
+}
+
+TEST_F(Checkpoint, ANewestFolderWithoutItsStateIsNamedAndNeverRemoved) {
+  for (const std::int64_t step : {1, 2}) save_checkpoint(run_, state_of(step));
+  const fs::path folder = run_ / "checkpoints" / "step-000009";
+  fs::create_directory(folder);
+  EXPECT_EQ(*newest_checkpoint(run_), folder);
+  const std::string error = error_of([&] { load_checkpoint(run_); });
+  EXPECT_CONTAINS(error, folder.string());
+  EXPECT_CONTAINS(error, "no state.json");
+  save_checkpoint(run_, state_of(3));
+  EXPECT_EQ(names(), (std::vector<std::string>{"step-000002", "step-000003", "step-000009"}));
+}
+
+TEST_F(Checkpoint, CheckpointsThatCannotBeListedAreAnError) {
+  fs::create_directories(run_);
+  std::ofstream(run_ / "checkpoints") << "a file";
+  EXPECT_CONTAINS(error_of([&] { newest_checkpoint(run_); }), "cannot list");
+  EXPECT_CONTAINS(error_of([&] { load_checkpoint(run_); }), "cannot list");
+}
+
+TEST_F(Checkpoint, TheStepIsTheFoldersAndWithinTheRun) {
+  save_checkpoint(run_, state_of(4));  // of 5
+  const fs::path folder = *newest_checkpoint(run_), path = folder / "state.json";
+  std::string text;
+  {
+    std::ifstream in(path);
+    text.assign(std::istreambuf_iterator<char>(in), {});
+  }
+  const std::string written = "\"step\": 4";
+  ASSERT_NE(text.find(written), std::string::npos);
+  for (const char* step : {"-4", "3", "5", "6", "9223372036854775807"}) {
+    std::string changed = text;
+    changed.replace(changed.find(written), written.size(), "\"step\": " + std::string(step));
+    std::ofstream(path) << changed;
+    const std::string error = error_of([&] { load_checkpoint(run_); });
+    EXPECT_CONTAINS(error, "step " + std::string(step) + " of 5 does not fit");
+  }
+  std::ofstream(path) << text;
+  fs::rename(folder, run_ / "kept");  // any name that is not another step's
+  EXPECT_EQ(load_checkpoint(run_ / "kept").step, 4);
+}
+
+TEST_F(Checkpoint, LaterOnesCanBeRemoved) {
+  for (const std::int64_t step : {2, 4, 6}) {
+    CheckpointState state = state_of(step);
+    state.config.keep_checkpoints = 9;
+    save_checkpoint(run_, state);
+  }
+  remove_checkpoints_after(run_, 4);
+  EXPECT_EQ(names(), (std::vector<std::string>{"step-000002", "step-000004"}));
 }
 
 TEST_F(Checkpoint, NoSpaceLeavesTheOlderOneWhole) {

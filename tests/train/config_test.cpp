@@ -118,9 +118,44 @@ TEST(Config, ValuesOfTheWrongTypeSayWhatIsExpected) {
   EXPECT_CONTAINS(make_error({{"lr", "nan"}}), "lr: expected a number");
   EXPECT_CONTAINS(make_error({{"resume", "maybe"}}), "resume: expected true or false");
   const std::filesystem::path path = write_file(R"({"steps": "many"})");
-  EXPECT_CONTAINS(error_of([&] { make_config(read_config_file(path)); }),
-                  "steps: expected an integer (at least 1), got \"many\" (" + path.string());
+  EXPECT_CONTAINS(
+      error_of([&] { make_config(read_config_file(path)); }),
+      "steps: expected an integer (at least 1 and at most 1000000000000), got \"many\" (" +
+          path.string());
   std::filesystem::remove(path);
+}
+
+TEST(Config, LongValuesAreCutInMessages) {
+  const std::string error = make_error({{"steps", std::string(309, '9')}});
+  EXPECT_CONTAINS(error, "steps: expected an integer");
+  EXPECT_CONTAINS(error, "... (311 characters)");
+  EXPECT_LT(error.size(), 200u);
+}
+
+TEST(Config, TextIsUtf8WithoutNul) {
+  // Half of either name would be another folder.
+  EXPECT_CONTAINS(make_error({{"run_dir",
+                               "a\xff"
+                               "b"}}),
+                  "run_dir: expected text in UTF-8");
+  EXPECT_CONTAINS(make_error({{"run_dir", std::string("a\0b", 3)}}),
+                  "run_dir: expected text without a NUL");
+  EXPECT_EQ(make_config({setting_from_text("run_dir", "läufe/α")}).run_dir, "läufe/α");
+}
+
+TEST(Config, SizesBeyondEveryMachineNameTheirKey) {
+  for (const char* key :
+       {"vocabulary", "dim", "layers", "heads", "kv_heads", "hidden", "max_sequence", "batch",
+        "sequence", "accumulation", "steps", "threads"}) {
+    EXPECT_CONTAINS(make_error({{key, "4000000000000"}}), std::string(key) + ": expected at least");
+  }
+  EXPECT_CONTAINS(make_error({{"threads", "4294967297"}}), "at most 1024, got 4294967297");
+}
+
+TEST(Config, AStepToResumeFromResumes) {
+  EXPECT_TRUE(make_config({setting_from_text("resume_step", "4")}).resume);
+  EXPECT_FALSE(make_config({setting_from_text("resume_step", "0")}).resume);
+  EXPECT_CONTAINS(make_error({{"resume_step", "-1"}}), "resume_step: expected at least 0");
 }
 
 TEST(Config, NumbersMayBeWrittenInAnyUsualWay) {

@@ -127,6 +127,20 @@ TEST_F(DataTest, BadFilesAreNamed) {
   EXPECT_HAS(error_of(write("a.txt", "abc") + "," + shard("a.bin", 0, 3)), "files of one kind");
 }
 
+TEST_F(DataTest, AFileThatBecomesShorterIsAnError) {
+  for (const std::string& path :
+       {write("a.txt", std::string(100000, 'a')), shard("a.bin", 0, 50000)}) {
+    const TokenSource source = TokenSource::open(path);
+    const std::int64_t end = source.size() - 10;
+    EXPECT_EQ(source.window(end, 10).size(0), 10);
+    std::filesystem::resize_file(path, 20000);  // mapped, the next read would be a SIGBUS
+    const std::string error = testing::error_of([&] { source.window(end, 10); });
+    EXPECT_HAS(error, path);
+    EXPECT_HAS(error, "is shorter now");
+    EXPECT_EQ(source.window(0, 10).size(0), 10);
+  }
+}
+
 TEST_F(DataTest, BadShardsAreNamed) {
   shard("good.bin", 0, 8);
   std::ifstream file(path("good.bin"), std::ios::binary);

@@ -1,21 +1,17 @@
-#include "apps/octavo/bench_quantize.h"
-
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <functional>
-#include <nlohmann/json.hpp>
-#include <utility>
 #include <vector>
 
+#include "apps/octavo/bench.h"
+#include "apps/octavo/bench_rates.h"
+#include "apps/octavo/bench_report.h"
+#include "apps/octavo/timing.h"
 #include "octavo/kernels/counter.h"
 #include "octavo/kernels/cpu/targets.h"
 #include "octavo/quantize/quantize.h"
 #include "octavo/recipe/nearest.h"
-#include "octavo/train/metrics.h"
+#include "octavo/train/prepare.h"
 
 namespace octavo::app {
 namespace {
@@ -79,40 +75,44 @@ void eager(const at::Tensor& x, const OperandSpec& spec) {
   if (spec.transposed) eager_layout(x.t().contiguous(), *spec.transposed);
 }
 
-double seconds_of(const std::function<void()>& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 std::int64_t bytes_written(const ScaledTensor& layout) {
   return layout.defined() ? static_cast<std::int64_t>(layout.data.nbytes() + layout.scale.nbytes())
                           : 0;
 }
 
-struct Result {
-  std::string name;
+struct QuantizeResult {
   double seconds, eager_seconds, copy_seconds;
-  double bytes;  // moved by ours
+  double bytes;        // moved by ours
+  double least_bytes;  // x read once, the results written once
 };
 
-Result measure(const Case& c, const at::Tensor& x, int repetitions) {
-  std::vector<double> ours, theirs, copies;
-  at::Tensor copy = at::empty_like(x);
+QuantizeResult measure(const Case& c, const std::vector<at::Tensor>& xs, c10::Device device,
+                       int repetitions) {
   std::uint64_t passes = kernels::counters().amax + kernels::counters().quantize;
-  const QuantizedOperand once = quantize_operand(x, c.spec);
+  const QuantizedOperand once = quantize_operand(xs[0], c.spec);
   passes = kernels::counters().amax + kernels::counters().quantize - passes;
-  eager(x, c.spec);
-  copy.copy_(x);
-  for (int i = 0; i < repetitions; ++i) {
-    ours.push_back(seconds_of([&] { quantize_operand(x, c.spec); }));
-    theirs.push_back(seconds_of([&] { eager(x, c.spec); }));
-    copies.push_back(seconds_of([&] { copy.copy_(x); }));
+  at::Tensor copy = at::empty_like(xs[0]);
+  const std::vector<double> seconds =
+      median_seconds(device, {.rotation = static_cast<int>(xs.size()), .repetitions = repetitions},
+                     {[&](int i) { quantize_operand(xs[i], c.spec); },
+                      [&](int i) { eager(xs[i], c.spec); }, [&](int i) { copy.copy_(xs[i]); }});
+  const double read = static_cast<double>(xs[0].nbytes());
+  const double written =
+      static_cast<double>(bytes_written(once.rows) + bytes_written(once.transposed));
+  return {seconds[0], seconds[1], seconds[2], static_cast<double>(passes) * read + written,
+          read + written};
+}
+
+// Why the device does not quantise so; empty where it does.
+std::string refusal(const Case& c, const at::Tensor& x) {
+  try {
+    quantize_operand(x, c.spec);
+    return "";
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
   }
-  const double bytes = static_cast<double>(passes) * static_cast<double>(x.nbytes()) +
-                       static_cast<double>(bytes_written(once.rows)) +
-                       static_cast<double>(bytes_written(once.transposed));
-  return {c.name, train::median(ours), train::median(theirs), train::median(copies), bytes};
 }
 
 at::ScalarType dtype_of(const std::string& name) {
@@ -134,62 +134,68 @@ std::vector<Case> chosen_cases(const std::string& only) {
 
 }  // namespace
 
-void bench_quantize(const BenchQuantizeOptions& options) {
+void bench_quantize(const BenchOptions& options) {
   const at::ScalarType dtype = dtype_of(options.dtype);
-  for (const auto& [name, value] : {std::pair<const char*, std::int64_t>{"--rows", options.rows},
-                                    {"--columns", options.columns}}) {
-    TORCH_CHECK(value > 0 && value % 128 == 0, name,
-                ": expected a multiple of 128 (the eager expression views x in blocks), got ",
-                value, "; give 128, 256, ...");
-  }
-  TORCH_CHECK(options.repetitions >= 1, "--repetitions: expected at least 1, got ",
-              options.repetitions, "; give 1 or more");
   const std::vector<Case> chosen = chosen_cases(options.only);
-  if (options.threads > 0) at::set_num_threads(options.threads);
-
-  at::manual_seed(1);
-  const at::Tensor x = at::randn({options.rows, options.columns}).to(dtype);
-  const auto elements = static_cast<double>(x.numel());
-  const std::string target = kernels::cpu_target_name(kernels::cpu_targets().front());
-  nlohmann::json results = nlohmann::json::array();
-  if (!options.json) {
-    std::printf("quantize_operand, %s %lldx%lld, %d threads, %s; medians of %d\n",
-                options.dtype.c_str(), static_cast<long long>(options.rows),
-                static_cast<long long>(options.columns), at::get_num_threads(), target.c_str(),
-                options.repetitions);
-    std::printf("%-40s %10s %8s %8s %10s %8s\n", "layouts", "ns/element", "GB/s", "of copy",
-                "eager ns", "ratio");
+  const c10::Device device = bench_device(options);
+  std::vector<std::string> shapes = options.shapes;
+  if (shapes.empty()) {
+    shapes = device.is_cpu()
+                 ? std::vector<std::string>{"4096x4096"}
+                 : std::vector<std::string>{"16384x4096", "16384x8192", "16384x14336", "4096x2048"};
   }
-  for (const Case& c : chosen) {
-    const Result r = measure(c, x, options.repetitions);
-    const double copy_rate = 2.0 * static_cast<double>(x.nbytes()) / r.copy_seconds;
-    const double rate = r.bytes / r.seconds;
-    if (options.json) {
-      results.push_back({{"layouts", r.name},
-                         {"ns_per_element", r.seconds * 1e9 / elements},
-                         {"gb_per_s", rate * 1e-9},
-                         {"copy_gb_per_s", copy_rate * 1e-9},
-                         {"of_copy", rate / copy_rate},
-                         {"eager_ns_per_element", r.eager_seconds * 1e9 / elements},
-                         {"eager_ratio", r.eager_seconds / r.seconds}});
-    } else {
-      std::printf("%-40s %10.3f %8.2f %8.2f %10.3f %8.1f\n", r.name.c_str(),
-                  r.seconds * 1e9 / elements, rate * 1e-9, rate / copy_rate,
-                  r.eager_seconds * 1e9 / elements, r.eager_seconds / r.seconds);
-      std::fflush(stdout);
+  for (const std::string& shape : shapes) {
+    for (const std::int64_t extent : parse_shape(shape, 2))
+      TORCH_CHECK(extent % 128 == 0,
+                  "--shapes: expected multiples of 128 (the eager expression "
+                  "views x in blocks), got ",
+                  shape, "; give 128x256 and the like");
+  }
+  BenchReport report("quantize", options, device,
+                     {{"shape", "shape", 12, BenchColumn::kText},
+                      {"layouts", "layouts", 38, BenchColumn::kText},
+                      {"us", "microseconds", 10, 1},
+                      {"ns/element", "ns_per_element", 10, 4},
+                      {"GB/s", "gb_per_s", 8, 2},
+                      {"copy GB/s", "copy_gb_per_s", 9, 2},
+                      {"of copy", "of_copy", 7, 2},
+                      {"floor us", "floor_microseconds", 10, 1},
+                      {"of floor", "of_floor", 8, 2},
+                      {"eager ns", "eager_ns_per_element", 9, 3},
+                      {"ratio", "eager_ratio", 6, 1}});
+  report.fact("dtype", options.dtype);
+  report.line("x in " + options.dtype);
+  if (device.is_cpu()) {
+    const std::string target = kernels::cpu_target_name(kernels::cpu_targets().front());
+    report.fact("target", target);
+    report.line("kernels for " + target);
+  }
+  const MachineRates rates = measure_rates(device, options.repetitions, RatesOf::kCopy);
+  report.fact("rates", rates.json());
+  report.line(rates.text());
+  for (const std::string& shape : shapes) {
+    const std::vector<std::int64_t> sizes = parse_shape(shape, 2);
+    at::manual_seed(1);
+    std::vector<at::Tensor> xs;
+    const at::TensorOptions on_device = at::TensorOptions().dtype(dtype).device(device);
+    const std::int64_t bytes = sizes[0] * sizes[1] * static_cast<std::int64_t>(elementSize(dtype));
+    for (int i = rotation_for(device, bytes); i > 0; --i) xs.push_back(at::randn(sizes, on_device));
+    const double elements = static_cast<double>(xs[0].numel());
+    for (const Case& c : chosen) {
+      if (const std::string why = refusal(c, xs[0]); !why.empty()) {
+        report.skipped({shape, c.name}, why);
+        continue;
+      }
+      const QuantizeResult r = measure(c, xs, device, options.repetitions);
+      const double copy_rate = 2.0 * static_cast<double>(xs[0].nbytes()) / r.copy_seconds;
+      const double rate = r.bytes / r.seconds;
+      const double floor = rates.floor_seconds(r.least_bytes);
+      report.row({shape, c.name, r.seconds * 1e6, r.seconds * 1e9 / elements, rate * 1e-9,
+                  copy_rate * 1e-9, rate / copy_rate, floor * 1e6, floor / r.seconds,
+                  r.eager_seconds * 1e9 / elements, r.eager_seconds / r.seconds});
     }
   }
-  if (options.json) {
-    const nlohmann::json out = {{"benchmark", "quantize"},
-                                {"rows", options.rows},
-                                {"columns", options.columns},
-                                {"dtype", options.dtype},
-                                {"threads", at::get_num_threads()},
-                                {"target", target},
-                                {"repetitions", options.repetitions},
-                                {"results", results}};
-    std::printf("%s\n", out.dump(2).c_str());
-  }
+  report.finish();
 }
 
 }  // namespace octavo::app

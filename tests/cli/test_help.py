@@ -35,6 +35,8 @@ def test_help_lists_every_key_once_with_its_default(config):
 def test_every_subcommand_has_help():
     for command in [[name] for name in COMMANDS] + [
         ["bench", "quantize"],
+        ["bench", "gemm"],
+        ["bench", "linear"],
         ["baseline", "check"],
         ["baseline", "write"],
     ]:

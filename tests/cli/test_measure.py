@@ -9,40 +9,164 @@ from conftest import REPOSITORY, good, run, user_error
 BASELINES = REPOSITORY / "tests/loss_baselines"
 
 
-def bench(*arguments):
-    sizes = {"--rows": 128, "--columns": 128, "--repetitions": 1}
-    given = [part for name, size in sizes.items() if name not in arguments for part in (name, size)]
-    return run("bench", "quantize", *given, *arguments)
+SHAPES = {"quantize": "128x128", "gemm": "16x32x48", "linear": "16x32x48"}
+
+
+def bench(name, *arguments):
+    sizes = {"--shapes": SHAPES[name], "--repetitions": 1}
+    given = [part for key, size in sizes.items() if key not in arguments for part in (key, size)]
+    return run("bench", name, *given, *arguments)
+
+
+def report_of(name, *arguments):
+    """The JSON on standard output, its head checked."""
+    report = json.loads(good(bench(name, "--json", "--threads", 1, *arguments)).out)
+    assert (report["benchmark"], report["device"], report["threads"]) == (name, "cpu", 1)
+    assert report["product"] and report["repetitions"] == 1 and report["rates"]["copy_gb_per_s"] > 0
+    for row in report["results"]:
+        assert row["shape"] in SHAPES[name].split(",")
+        assert all(value > 0 for value in row.values() if not isinstance(value, str)), row
+    return report
 
 
 def test_bench_quantize_prints_json():
-    report = json.loads(good(bench("--json", "--threads", 1)).out)
-    assert (report["benchmark"], report["rows"], report["columns"]) == ("quantize", 128, 128)
-    assert report["threads"] == 1 and report["dtype"] == "bf16"
+    report = report_of("quantize")
+    assert report["dtype"] == "bf16" and report["target"]
     names = [row["layouts"] for row in report["results"]]
     assert len(names) == len(set(names)) == 22
     assert "rowwise, both" in names and "mx1x32, transposed" in names
+    assert list(report["results"][0]) == [
+        "shape",
+        "layouts",
+        "microseconds",
+        "ns_per_element",
+        "gb_per_s",
+        "copy_gb_per_s",
+        "of_copy",
+        "floor_microseconds",
+        "of_floor",
+        "eager_ns_per_element",
+        "eager_ratio",
+    ]
     for row in report["results"]:
-        assert row["ns_per_element"] > 0 and row["eager_ratio"] > 0 and row["of_copy"] > 0
+        assert row["ns_per_element"] == pytest.approx(row["microseconds"] * 1e3 / 128**2)
+        # At least x in bf16 and one layout of bytes, at the copy's rate.
+        floor = row["floor_microseconds"] * 1e-6
+        assert floor >= 3 * 128**2 / (report["rates"]["copy_gb_per_s"] * 1e9)
+        assert row["of_floor"] == pytest.approx(floor * 1e6 / row["microseconds"])
 
 
-def test_bench_quantize_prints_a_table():
-    result = good(bench("--only", "128x128, rows", "--dtype", "fp32"))
-    assert result.out.splitlines()[-1].startswith("128x128, rows")
-    assert len(result.out.splitlines()) == 3
+def test_bench_gemm_prints_json():
+    report = report_of("gemm")
+    rows = report["results"]
+    assert [(row["operands"], row["fast_accumulation"]) for row in rows] == [
+        ("tensorwise . tensorwise", "off"),
+        ("tensorwise . tensorwise", "on"),
+        ("rowwise . rowwise", "off"),
+        ("rowwise . rowwise", "on"),
+        ("1x128 . 128x128", "none"),
+        ("1x128 . 1x128", "none"),
+        ("mx1x32 . mx1x32", "none"),
+    ]
+    for row in rows:
+        assert row["backend"] == "emulated (reference backend)"
+        assert row["tflops"] == pytest.approx(2e-9 * 16 * 32 * 48 / row["milliseconds"])
+        assert row["bf16_ratio"] == pytest.approx(row["bf16_milliseconds"] / row["milliseconds"])
+        floor = 2e-9 * 16 * 32 * 48 / report["rates"]["fp8_tflops"]
+        assert row["floor_milliseconds"] == pytest.approx(floor)
+
+
+def test_bench_linear_prints_json():
+    report = report_of("linear", "--recipes", "rowwise, tensorwise(flavour=fnuz,fast_accumulation=all)")
+    fnuz = "tensorwise(flavour=fnuz,fast_accumulation=all)"
+    assert [(row["recipe"], row["fast_accumulation"]) for row in report["results"]] == [
+        ("rowwise", "forward"),
+        (fnuz, "all"),
+    ]
+    assert report["products"] == {"rowwise": "emulated (reference backend)", fnuz: "emulated (reference backend)"}
+    for row in report["results"]:
+        assert row["tflops"] == pytest.approx(6e-9 * 16 * 32 * 48 / row["milliseconds"])
+        # Each operand read in bf16 once and written in two layouts; three products in FP8.
+        moved = 4 * (16 * 32 + 48 * 32 + 16 * 48) / (report["rates"]["copy_gb_per_s"] * 1e6)
+        multiplied = 6e-9 * 16 * 32 * 48 / report["rates"]["fp8_tflops"]
+        assert row["floor_milliseconds"] == pytest.approx(moved + multiplied)
+
+
+def test_bench_linear_has_every_recipe_and_counts_what_stays_in_bf16():
+    report = report_of("linear")
+    rows = {row["recipe"]: row for row in report["results"]}
+    assert list(rows) == ["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8"]
+    assert report["products"]["rowwise_with_gw_hp"].endswith("dw high precision")
+    # dw in BF16: x and dy have one layout less.
+    moved = (3 * 16 * 32 + 4 * 48 * 32 + 3 * 16 * 48) / (report["rates"]["copy_gb_per_s"] * 1e6)
+    product = 2e-9 * 16 * 32 * 48
+    multiplied = 2 * product / report["rates"]["fp8_tflops"] + product / report["rates"]["bf16_tflops"]
+    floor = rows["rowwise_with_gw_hp"]["floor_milliseconds"]
+    assert floor == pytest.approx(moved + multiplied)
 
 
 @pytest.mark.parametrize(
-    "options, parts",
+    "name, line",
     [
-        (["--only", "rowise"], ["--only", "rowise", '"rowwise, both"', '"mx1x32, rows"']),
-        (["--dtype", "fp8"], ["--dtype", "bf16, fp16 or fp32", "fp8"]),
-        (["--rows", 100], ["--rows", "multiple of 128", "100"]),
-        (["--columns", 0], ["--columns", "multiple of 128"]),
+        ("quantize", ["128x128", "128x128, rows"]),
+        ("gemm", ["16x32x48", "mx1x32 . mx1x32", "emulated (reference backend)", "none"]),
+        ("linear", ["16x32x48", "mxfp8", "none"]),
     ],
 )
-def test_bench_quantize_errors(options, parts):
-    user_error(bench(*options), *parts)
+def test_bench_prints_a_table(name, line):
+    only = {"quantize": ["--only", "128x128, rows"], "gemm": ["--only", "mx"], "linear": ["--recipe", "mxfp8"]}
+    result = good(bench(name, *only[name]))
+    lines = result.out.splitlines()
+    assert lines[0].startswith(f"bench {name} on cpu (")
+    assert any(text.startswith("copy ") for text in lines)
+    words = [word for word in lines[-1].split("  ") if word]
+    assert [word.strip() for word in words[: len(line)]] == line
+    # One column a key, under its heading.
+    assert len(lines[-1]) == len(lines[-2]) and lines[-2].split()[0] == "shape"
+
+
+def test_bench_writes_a_file_and_prints_the_table(tmp_path):
+    path = tmp_path / "report.json"
+    result = good(bench("gemm", "--only", "1x128 . 1x128", "--json", path))
+    [row] = json.loads(path.read_text())["results"]
+    assert result.out.splitlines()[-1].startswith("16x32x48") and row["operands"] == "1x128 . 1x128"
+    user_error(bench("gemm", "--json", tmp_path / "none/report.json"), "none/report.json")
+    # An error leaves no half report.
+    user_error(bench("quantize", "--json", tmp_path / "other.json", "--shapes", "100x100"), "100x100")
+    assert not (tmp_path / "other.json").exists()
+
+
+def test_bench_quantize_takes_other_types():
+    result = good(bench("quantize", "--only", "128x128, rows", "--dtype", "fp32"))
+    assert "x in fp32" in result.out
+
+
+@pytest.mark.parametrize(
+    "name, options, parts",
+    [
+        ("quantize", ["--only", "rowise"], ["--only", "rowise", '"rowwise, both"', '"mx1x32, rows"']),
+        ("quantize", ["--dtype", "fp8"], ["--dtype", "bf16, fp16 or fp32", "fp8"]),
+        ("quantize", ["--shapes", "100x128"], ["--shapes", "multiples of 128", "100x128"]),
+        ("quantize", ["--shapes", "128x128x128"], ["--shapes", "MxK", "128x128x128"]),
+        ("gemm", ["--shapes", "128x128"], ["--shapes", "MxKxN", "128x128"]),
+        ("gemm", ["--shapes", "16x32x"], ["--shapes", "MxKxN", "16x32x"]),
+        ("linear", ["--shapes", "16x0x16"], ["--shapes", "at least 1", "16x0x16"]),
+        ("linear", ["--shapes", "16x16x99999999999"], ["--shapes", "99999999999"]),
+        ("gemm", ["--only", "mxfp8"], ["--only", "mxfp8", '"1x128 . 128x128"']),
+        ("linear", ["--recipes", "rowwise,mxpf8"], ["mxpf8", "'mxfp8'"]),
+    ],
+)
+def test_bench_errors(name, options, parts):
+    user_error(bench(name, *options), *parts)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_bench_on_a_device_that_is_not_there(name):
+    """No GPU here; a build of the preset cuda says that none is visible, one of cpu what to build."""
+    if bench("gemm", "--only", "mx", "--device", "cuda").code == 0:
+        pytest.skip("this machine has a GPU")
+    user_error(bench(name, "--device", "cuda"), "device: ", "cuda", "set device to cpu")
+    user_error(bench(name, "--device", "tpu"), "device: expected cpu or cuda, got 'tpu'")
 
 
 def test_baseline_check(tmp_path):

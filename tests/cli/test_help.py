@@ -48,7 +48,7 @@ def test_examples_leave_the_demos_folder_alone():
     """A run in runs/demo would take the place of the comparison that ./run demo leaves there."""
     demo = json.loads((REPOSITORY / "examples/configs/demo.json").read_text())
     assert "run_dir" not in demo
-    assert "--run-dir runs/demo " in (REPOSITORY / "run").read_text()
+    assert '--run-dir "runs/$command"' in (REPOSITORY / "run").read_text()
     for text in [run().out, (REPOSITORY / "README.md").read_text()]:
         examples = re.findall(r"octavo (train|eval|generate) (.*)", text)
         found = {name for name, rest in examples if "runs/first" in rest}

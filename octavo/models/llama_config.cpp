@@ -126,8 +126,7 @@ const std::vector<std::pair<std::string, LlamaConfig>>& presets() {
                 .weight_on = WeightOn::kInput,
                 .balance = nn::LoadBalance::kBias}}},
       // One rank's share of DeepSeek-V3's blocks under 8-way expert parallelism: 32 of its 256
-      // experts (8 of a token, which score by sigmoids and a bias), one shared expert, its width
-      // and
+      // experts (8 of a token, which score by sigmoids and a bias), one shared expert, its width,
       // its dense network; 4 of its 61 layers, and plain attention in place of its latent one.
       {"deepseek-v3-shape",
        {.vocabulary = 129280,

@@ -16,10 +16,6 @@
 namespace octavo::ops {
 namespace {
 
-at::Tensor not_wanted(const at::Tensor& like, at::ScalarType dtype) {
-  return empty_on(like.device(), {0}, dtype);
-}
-
 GroupedMatmulOptions product_of(const ProductSpec& product, at::ScalarType out_dtype) {
   return {.out_dtype = out_dtype, .fast_accumulation = product.fast_accumulation};
 }
@@ -50,10 +46,10 @@ GroupedForwardResult grouped_forward_kernel(const at::Tensor& x, const at::Tenso
       w, {.rows = spec.forward.b, .transposed = keep_w ? spec.dx.b : std::nullopt});
   return {scaled_grouped_mm(x_fp8.rows, w_fp8.rows, x_fp8.offs,
                             product_of(spec.forward, x.scalar_type())),
-          keep_x ? to_bytes(x_fp8.transposed.data) : not_wanted(x, at::kByte),
-          keep_x ? scale_bytes(x_fp8.transposed) : not_wanted(x, at::kFloat),
-          keep_w ? to_bytes(w_fp8.transposed.data) : not_wanted(x, at::kByte),
-          keep_w ? scale_bytes(w_fp8.transposed) : not_wanted(x, at::kFloat)};
+          keep_x ? to_bytes(x_fp8.transposed.data) : absent(x, at::kByte),
+          keep_x ? scale_bytes(x_fp8.transposed) : absent(x, at::kFloat),
+          keep_w ? to_bytes(w_fp8.transposed.data) : absent(x, at::kByte),
+          keep_w ? scale_bytes(w_fp8.transposed) : absent(x, at::kFloat)};
 }
 
 GroupedBackwardResult grouped_backward_kernel(const at::Tensor& dy,
@@ -74,7 +70,7 @@ GroupedBackwardResult grouped_backward_kernel(const at::Tensor& dy,
         {.rows = w ? spec.dx.a : std::nullopt, .transposed = dw_fp8 ? spec.dw.a : std::nullopt});
   }
 
-  at::Tensor dx = not_wanted(dy, dy.scalar_type());
+  at::Tensor dx = absent(dy, dy.scalar_type());
   if (w) {
     const ScaledTensor w_EKN =
         w_scale ? from_bytes("w_scale", *w, *w_scale, *spec.dx.b)
@@ -83,7 +79,7 @@ GroupedBackwardResult grouped_backward_kernel(const at::Tensor& dy,
     dy_fp8.rows = {};  // its memory can hold dw
   }
 
-  at::Tensor dw = not_wanted(dy, dw_dtype);
+  at::Tensor dw = absent(dy, dw_dtype);
   if (dw_fp8) {
     dw = scaled_grouped_mm_k(dy_fp8.transposed,
                              grouped_from_bytes("x_scale", *x, *x_scale, *spec.dw.b, offs.size(0)),

@@ -37,11 +37,6 @@ at::Tensor with_leading_sizes_of(const at::Tensor& matrix, const at::Tensor& lik
   return matrix.view(sizes);
 }
 
-// What stands for an output nobody asked for.
-at::Tensor absent(const at::Tensor& like, at::ScalarType dtype) {
-  return empty_on(like.device(), {0}, dtype);
-}
-
 void check_matching_sizes(const at::Tensor& x, const at::Tensor& w,
                           const std::optional<at::Tensor>& bias) {
   TORCH_CHECK(x.size(-1) == w.size(1),

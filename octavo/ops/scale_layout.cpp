@@ -103,4 +103,19 @@ ScaledTensor grouped_from_bytes(const char* scale_name, const at::Tensor& bytes,
           .logical_sizes = bytes.sizes().vec()};
 }
 
+at::Tensor absent(const at::Tensor& like, at::ScalarType dtype) {
+  return empty_on(like.device(), {0}, dtype);
+}
+
+ScaledTensor scaled_tensor(const char* argument, const at::Tensor& data, const at::Tensor& scale,
+                           std::string_view granularity) {
+  ScaledTensor out;
+  out.data = data;
+  out.granularity = parse_granularity(argument, granularity);
+  out.scale = in_default_layout(scale, out.granularity);
+  out.scale_layout = default_scale_layout(out.granularity);
+  out.logical_sizes = data.sizes().vec();
+  return out;
+}
+
 }  // namespace octavo::ops

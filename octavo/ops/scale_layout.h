@@ -31,6 +31,15 @@ at::Tensor scale_bytes(const ScaledTensor& matrix);
 /// A tensor of one-byte elements as uint8, others as they are.
 at::Tensor to_bytes(const at::Tensor& tensor);
 
+/// What an operator returns on a real device for an output nobody asked for: (0) on `like`'s
+/// device.
+at::Tensor absent(const at::Tensor& like, at::ScalarType dtype);
+
+/// A matrix or a batch of them from data and scale as the product operators take them; `argument`
+/// names the granularity in errors.
+ScaledTensor scaled_tensor(const char* argument, const at::Tensor& data, const at::Tensor& scale,
+                           std::string_view granularity);
+
 /// The layout of data (R, C), or experts' (E, R, C), from what crossed; `scale_name` for errors.
 ScaledTensor from_bytes(const char* scale_name, const at::Tensor& bytes, const at::Tensor& scale,
                         const LayoutSpec& spec);

@@ -26,17 +26,6 @@ at::Tensor call_scaled_grouped_mm(const at::Tensor& a, const at::Tensor& a_scale
                  fast_accumulation, backend);
 }
 
-ScaledTensor grouped_operand(const char* argument, const at::Tensor& data, const at::Tensor& scale,
-                             std::string_view granularity) {
-  ScaledTensor out;
-  out.data = data;
-  out.granularity = parse_granularity(argument, granularity);
-  out.scale = in_default_layout(scale, out.granularity);
-  out.scale_layout = default_scale_layout(out.granularity);
-  out.logical_sizes = data.sizes().vec();
-  return out;
-}
-
 void check_dimensions(const at::Tensor& a, const at::Tensor& b) {
   TORCH_CHECK(a.dim() == 2 && (b.dim() == 2 || b.dim() == 3),
               "scaled_grouped_mm: expected a (M, K) and b (E, N, K), or a (N, Mt) and b (K, Mt), "
@@ -50,8 +39,8 @@ at::Tensor scaled_grouped_mm_kernel(const at::Tensor& a, const at::Tensor& a_sca
                                     const at::Tensor& ends, at::ScalarType out_dtype,
                                     bool fast_accumulation, std::string_view backend) {
   check_dimensions(a, b);
-  const ScaledTensor left = grouped_operand("a_granularity", a, a_scale, a_granularity);
-  const ScaledTensor right = grouped_operand("b_granularity", b, b_scale, b_granularity);
+  const ScaledTensor left = scaled_tensor("a_granularity", a, a_scale, a_granularity);
+  const ScaledTensor right = scaled_tensor("b_granularity", b, b_scale, b_granularity);
   const GroupedMatmulOptions options{.out_dtype = out_dtype,
                                      .fast_accumulation = fast_accumulation,
                                      .backend = parse_backend("backend", backend)};

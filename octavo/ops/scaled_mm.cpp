@@ -25,17 +25,11 @@ at::Tensor call_scaled_mm(const at::Tensor& a, const at::Tensor& a_scale,
                  fast_accumulation, backend);
 }
 
-ScaledTensor scaled_tensor(const char* argument, const at::Tensor& data, const at::Tensor& scale,
-                           std::string_view granularity) {
+ScaledTensor checked_matrix(const char* argument, const at::Tensor& data, const at::Tensor& scale,
+                            std::string_view granularity) {
   TORCH_CHECK(data.dim() == 2, argument, ": expected a matrix of FP8 data, got ", data.dim(),
               " dimensions");
-  ScaledTensor out;
-  out.data = data;
-  out.granularity = parse_granularity(argument, granularity);
-  out.scale = in_default_layout(scale, out.granularity);
-  out.scale_layout = default_scale_layout(out.granularity);
-  out.logical_sizes = data.sizes().vec();
-  return out;
+  return scaled_tensor(argument, data, scale, granularity);
 }
 
 at::Tensor scaled_mm_kernel(const at::Tensor& a, const at::Tensor& a_scale,
@@ -43,8 +37,8 @@ at::Tensor scaled_mm_kernel(const at::Tensor& a, const at::Tensor& a_scale,
                             const at::Tensor& b_scale, std::string_view b_granularity,
                             const std::optional<at::Tensor>& bias, at::ScalarType out_dtype,
                             bool fast_accumulation, std::string_view backend) {
-  return scaled_mm(scaled_tensor("a_granularity", a, a_scale, a_granularity),
-                   scaled_tensor("b_granularity", b, b_scale, b_granularity),
+  return scaled_mm(checked_matrix("a_granularity", a, a_scale, a_granularity),
+                   checked_matrix("b_granularity", b, b_scale, b_granularity),
                    {.out_dtype = out_dtype,
                     .bias = bias,
                     .fast_accumulation = fast_accumulation,

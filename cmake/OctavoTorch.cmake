@@ -6,7 +6,9 @@
 # it is a CUDA wheel; their folders go into the build rpath.
 
 if(NOT OCTAVO_PYTHON)
-  if(EXISTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
+  if(SKBUILD)  # pip builds with the Python that asks for it
+    set(OCTAVO_PYTHON "${Python_EXECUTABLE}")
+  elseif(EXISTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
     set(OCTAVO_PYTHON "${PROJECT_SOURCE_DIR}/.venv/bin/python")
   else()
     find_program(OCTAVO_PYTHON_FOUND NAMES python3 REQUIRED)
@@ -29,7 +31,8 @@ print(d, m.version('torch').split('+')[0], ':'.join(map(os.path.realpath, libs))
   OUTPUT_STRIP_TRAILING_WHITESPACE)
 if(NOT octavo_torch_result EQUAL 0)
   message(FATAL_ERROR "${OCTAVO_PYTHON} has no torch. Run ./run test once (it makes .venv), or "
-                      "name a Python that has it: -DOCTAVO_PYTHON=/path/to/python.\n"
+                      "name a Python that has it: -DOCTAVO_PYTHON=/path/to/python (pip: install "
+                      "torch first, then pip install --no-build-isolation).\n"
                       "${octavo_torch_error}")
 endif()
 string(REPLACE "\n" ";" octavo_torch_probe "${octavo_torch_probe};")

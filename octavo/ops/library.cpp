@@ -142,4 +142,11 @@ TORCH_LIBRARY(octavo, m) {
   m.def(
       "unpermute_backward(Tensor dy, Tensor? x, Tensor choice, Tensor row, Tensor? weights) "
       "-> (Tensor dx, Tensor dweights)");
+
+  // Answers without tensors (ops/describe.cpp): the canonical string of a recipe, the recipes'
+  // names, "alias=canonical" of each alias, "key=value" lines about a device.
+  m.def("canonical_recipe(str recipe) -> str");
+  m.def("recipe_names() -> str[]");
+  m.def("recipe_aliases() -> str[]");
+  m.def("describe_device(Device device) -> str[]");
 }

@@ -198,6 +198,6 @@ def convert_moe_training(
     for child in chosen:
         if not isinstance(child, Float8Experts):
             child.__class__ = _converted_class(type(child))
-        child.recipe = text
+        child.recipe, child.high_precision = text, False
     log.info("converted %d modules of experts to %s", len(chosen), text)
     return module

@@ -59,6 +59,7 @@ class Float8Linear(nn.Linear):
             )
         self.recipe = recipes.canonical(recipe)
         self.keep_weight_transposed = keep_weight_transposed
+        self.high_precision = False  # of the instance, or a compiled graph would be made again
         self.quantised_weight = ()
 
     @classmethod

@@ -157,6 +157,21 @@ def test_ten_steps_with_fp8_all_gather(recipe, world, precompute):
     assert difference(slices[0][1], full(one)) < 2e-2  # other blocks along the tokens, as for DDP
 
 
+def compiled(rank, world, recipe):
+    model = octavo.convert_to_float8_training(Mlp(h=100), recipe=recipe)
+    fully_shard(float8_all_gather(model), reshard_after_forward=True)
+    model.compile(backend="aot_eager")
+    return train(model), full(model)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_compiled_with_fp8_all_gather_is_eager_to_the_bit(recipe):
+    one = octavo.convert_to_float8_training(Mlp(h=100), recipe=recipe)
+    want = train(one)
+    for losses, parameters in run_ranks(2, compiled, recipe):
+        assert losses == want and difference(parameters, full(one)) == 0
+
+
 def wrong_uses(rank, world):
     messages = []
 

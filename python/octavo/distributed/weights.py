@@ -244,10 +244,25 @@ def _backward(dy, x, x_scale, w, w_scale, recipe, dw_dtype, dbias_dtype=None):
             "rowwise needs fully_shard(..., reshard_after_forward=True) for the module that owns the linear, "
             "the root too (its default is False); or use the recipe tensorwise"
         )
-    transposed = w._bytes.t().contiguous()
-    return ops.float8_linear_backward(
-        dy, x, x_scale, transposed, w._column_scale, recipe, dw_dtype, dbias_dtype
+    return ops.float8_linear_backward_gathered(
+        dy, x, x_scale, w._bytes, w._column_scale, recipe, dw_dtype, dbias_dtype
     )
+
+
+def _transpose_and_run(dy, x, x_scale, w_bytes, w_scale, recipe, dw_dtype, dbias_dtype=None):
+    return ops.float8_linear_backward(
+        dy, x, x_scale, w_bytes.t().contiguous(), w_scale, recipe, dw_dtype, dbias_dtype
+    )
+
+
+# One operator with dy among its arguments: a transposition by itself could be moved by torch.compile into
+# the forward graph, where the bytes are forward's.
+_library = torch.library.Library("octavo", "FRAGMENT")
+_library.define(
+    "float8_linear_backward_gathered(Tensor dy, Tensor? x, Tensor? x_scale, Tensor w_bytes, Tensor w_scale, "
+    "str recipe, ScalarType dw_dtype, ScalarType? dbias_dtype=None) -> (Tensor dx, Tensor dw, Tensor dbias)"
+)
+_library.impl("float8_linear_backward_gathered", _transpose_and_run, "CompositeExplicitAutograd")
 
 
 def _plain_state(module: nn.Module, state: dict, prefix: str, metadata: Any) -> None:

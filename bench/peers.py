@@ -2,6 +2,7 @@
 
     OCTAVO_BUILD_DIR=build-cuda python bench/peers.py [--repetitions N] [--shapes MxKxN,...]
                                                     [--recipes R,...] [--micro-batches N] [--no-peers]
+                                                    [--cuda-graphs]
 
 Medians of CUDA events over inputs that rotate through more memory than the L2 cache holds. A card at its
 power limit clocks by what it has just run, so each contender runs SETTLE seconds before its timed steps:
@@ -12,6 +13,9 @@ accumulation: forward only, which is the default of both libraries.
 --micro-batches 4: four forward and backward passes that share a weight and sum its gradient, as a step
 with gradient accumulation has them; Octavo quantises the weight once (octavo::quantize_weight). Times
 are of one pass.
+
+--cuda-graphs: BF16 and Octavo once more, each step replayed from a CUDA graph: what small shapes take
+without the host's launches.
 """
 
 import argparse
@@ -69,6 +73,22 @@ def contenders(args, m, k, n):
             yield f"torchao {'compiled' if compiled else 'eager'} {recipe}", of(forward, weight)
 
 
+def graphed(step):
+    """The same steps, captured once and replayed."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for i in range(ROTATION):
+            step(i)
+    torch.cuda.current_stream().wait_stream(aside)
+    graphs = []
+    for i in range(ROTATION):
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            step(i)
+    return lambda i: graphs[i % ROTATION].replay()
+
+
 def settle(step):
     end = time.perf_counter() + SETTLE
     while time.perf_counter() < end:
@@ -103,6 +123,7 @@ def main():
     parser.add_argument("--shapes", default=SHAPES)
     parser.add_argument("--recipes", default=RECIPES)
     parser.add_argument("--micro-batches", type=int, default=1)
+    parser.add_argument("--cuda-graphs", action="store_true")
     parser.add_argument("--no-peers", action="store_true", help="Octavo and BF16 only")
     args = parser.parse_args()
 
@@ -113,6 +134,9 @@ def main():
     for shape in args.shapes.split(","):
         m, k, n = map(int, shape.split("x"))
         steps = list(contenders(args, m, k, n))
+        if args.cuda_graphs:
+            steps += [(f"{name}, CUDA graph", graphed(step)) for name, step in steps
+                      if not name.startswith("torchao")]
         peaks = {}
         for name, step in steps:
             for i in range(ROTATION):

@@ -67,10 +67,12 @@ TEST_P(Accumulate, OtherTensorsAreRefused) {
   const ScaledTensor b = on(device(), random_operand(48, 32, Format::kE4M3FN, kRow, 2));
   const auto error = [&](const at::Tensor& into) {
     return testing::error_of(
-        [&] { scaled_mm(a, b, {.out_dtype = at::kFloat, .accumulate_into = into.to(device())}); });
+        [&] { scaled_mm(a, b, {.out_dtype = at::kFloat, .accumulate_into = into}); });
   };
-  for (const at::Tensor& into : {at::zeros({16, 48}, at::kBFloat16), at::zeros({48, 16}),
-                                 at::zeros({48, 16}).t(), at::zeros({1, 48}).expand({16, 48})}) {
+  const at::TensorOptions there(device());
+  for (const at::Tensor& into :
+       {at::zeros({16, 48}, there.dtype(at::kBFloat16)), at::zeros({48, 16}, there),
+        at::zeros({48, 16}, there).t(), at::zeros({1, 48}, there).expand({16, 48})}) {
     EXPECT_NE(error(into).find("accumulate_into: expected a contiguous Float matrix 16 x 48"),
               std::string::npos)
         << error(into);

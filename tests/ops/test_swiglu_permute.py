@@ -59,7 +59,9 @@ def test_swiglu_strides_and_frozen_inputs():
     gate = torch.randn(8, 48)[:, 4:20].requires_grad_()
     up = torch.randn(16, 8).t()
     h = octavo.swiglu(gate, up)
-    assert torch.equal(h, octavo.swiglu(gate.detach().contiguous(), up.contiguous()))
+    # LibTorch's exp has other last bits at the ends of rows and in rows that are not contiguous.
+    torch.testing.assert_close(h, octavo.swiglu(gate.detach().contiguous(), up.contiguous()),
+                               rtol=4e-7, atol=4e-7)
     h.sum().backward()
     with torch.no_grad():
         assert not octavo.swiglu(gate, up).requires_grad

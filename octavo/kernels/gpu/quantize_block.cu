@@ -17,6 +17,17 @@ struct Scales {
     data[group * group_stride + line * line_stride + block * block_stride] =
         scale_on_device(inv_scale);
   }
+
+  // What follows a line's last block up to a multiple of 4, where the stride leaves room: products
+  // skip it, but scales are copied and compared whole.
+  OCTAVO_DEVICE void clear_padding(std::int64_t group, std::int64_t line, std::int64_t blocks) const {
+    if (!data) return;
+    const std::int64_t padded = (blocks + 3) / 4 * 4;
+    const std::int64_t end = padded < line_stride ? padded : line_stride;
+    for (std::int64_t b = blocks; b < end; ++b) {
+      data[group * group_stride + line * line_stride + b * block_stride] = 0.0f;
+    }
+  }
 };
 
 struct Params {
@@ -89,6 +100,8 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T,
     const std::int64_t m = tile.m / kTile, k = tile.k / kTile;
     if (p.rows.data) p.rows_scales.store(tile.group, m, k, inv);
     if (p.transposed.data) p.transposed_scales.store(tile.group, k, m, inv);
+    if (tile.k + kTile >= p.x.columns) p.rows_scales.clear_padding(tile.group, m, k + 1);
+    if (tile.m + kTile >= p.x.rows) p.transposed_scales.clear_padding(tile.group, k, m + 1);
   }
   if (!is_present<A>(p.x, tile, at)) return;
   // Both layouts hold the same bytes, so each element is converted once.

@@ -65,7 +65,10 @@ QuantizedOperand operand_of(const char* argument, const char* scale_name, const 
                             const std::optional<at::Tensor>& rows,
                             const std::optional<at::Tensor>& rows_scale, const LayoutSpec& spec,
                             const std::optional<LayoutSpec>& transposed) {
-  if (!rows) return quantize_operand(matrix, {.rows = spec, .transposed = transposed});
+  if (!rows) {
+    return quantize_operand(matrix,
+                            {.rows = spec, .transposed = transposed, .together = Together::kRows});
+  }
   QuantizedOperand operand;
   if (transposed) operand = quantize_operand(matrix, {.transposed = transposed});
   operand.rows = given_rows(argument, scale_name, matrix, *rows, *rows_scale, spec);
@@ -168,13 +171,16 @@ BackwardResult float8_linear_backward_kernel(
   QuantizedOperand dy_fp8;
   if (w || dw_fp8) {
     dy_fp8 = quantize_operand(dy_MN, {.rows = w ? spec.dx.a : std::nullopt,
-                                      .transposed = dw_fp8 ? spec.dw.a : std::nullopt});
+                                      .transposed = dw_fp8 ? spec.dw.a : std::nullopt,
+                                      .together = Together::kBoth});
   }
 
   at::Tensor dx = absent(dy, dy.scalar_type());
   if (w) {
-    const ScaledTensor w_KN = w_scale ? from_bytes("w_scale", *w, *w_scale, *spec.dx.b)
-                                      : quantize_operand(*w, {.transposed = spec.dx.b}).transposed;
+    const ScaledTensor w_KN =
+        w_scale ? from_bytes("w_scale", *w, *w_scale, *spec.dx.b)
+                : quantize_operand(*w, {.transposed = spec.dx.b, .together = Together::kBoth})
+                      .transposed;
     dx = with_leading_sizes_of(
         scaled_mm(dy_fp8.rows, w_KN,
                   {.out_dtype = dy.scalar_type(), .fast_accumulation = spec.dx.fast_accumulation}),

@@ -3,21 +3,20 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <array>
 #include <vector>
+
+#include "octavo/quantize/allocate.h"
 
 namespace octavo::ops {
 
 at::Tensor flatten_scale(const at::Tensor& scale, const Granularity& granularity) {
-  const std::int64_t c = scale.size(-1),
-                     rows = scale.dim() == 3 ? scale.size(0) * scale.size(1) : scale.size(0);
-  switch (default_scale_layout(granularity)) {
-    case ScaleLayout::kColumnMajor:
-      return scale.t().view({rows * c});
-    case ScaleLayout::kPadded4:
-      return scale.as_strided({rows * padded4(c)}, {1});
-    default:
-      return scale.view({rows * c});
-  }
+  const bool padded = default_scale_layout(granularity) == ScaleLayout::kPadded4;
+  const std::int64_t count =
+      padded ? scale.numel() / std::max<std::int64_t>(scale.size(-1), 1) * padded4(scale.size(-1))
+             : scale.numel();
+  return piece_of(scale, 0, {count}, {1}, scale.scalar_type());
 }
 
 at::Tensor unflatten_scale(std::string_view argument, const at::Tensor& flat,
@@ -26,18 +25,13 @@ at::Tensor unflatten_scale(std::string_view argument, const at::Tensor& flat,
   const std::int64_t r = granularity.scale_rows(rows), c = granularity.scale_columns(columns);
   const ScaleLayout layout = default_scale_layout(granularity);
   const std::int64_t row = layout == ScaleLayout::kPadded4 ? padded4(c) : c;
-  TORCH_CHECK(flat.dim() == 1 && flat.size(0) == r * row, argument, ": expected the ", r * row,
-              " scales of a ", rows, " x ", columns, " matrix of granularity ",
-              to_string(granularity), ", flat, got sizes ", flat.sizes(),
+  TORCH_CHECK(flat.dim() == 1 && flat.size(0) == r * row && flat.is_contiguous(), argument,
+              ": expected the ", r * row, " scales of a ", rows, " x ", columns,
+              " matrix of granularity ", to_string(granularity), ", flat, got sizes ", flat.sizes(),
               "; pass what float8_linear_forward gave");
-  switch (layout) {
-    case ScaleLayout::kColumnMajor:
-      return flat.view({c, r}).t();
-    case ScaleLayout::kPadded4:
-      return flat.as_strided({r, c}, {row, 1});
-    default:
-      return flat.view({r, c});
-  }
+  std::array<std::int64_t, 2> strides = {row, 1};
+  if (layout == ScaleLayout::kColumnMajor) strides = {1, r};
+  return piece_of(flat, 0, {r, c}, strides, flat.scalar_type());
 }
 
 at::Tensor in_default_layout(const at::Tensor& scale, const Granularity& granularity) {
@@ -56,7 +50,9 @@ at::Tensor in_default_layout(const at::Tensor& scale, const Granularity& granula
 }
 
 at::Tensor to_bytes(const at::Tensor& tensor) {
-  return tensor.element_size() == 1 ? tensor.view(at::kByte) : tensor;
+  return tensor.element_size() == 1
+             ? piece_of(tensor, 0, tensor.sizes(), tensor.strides(), at::kByte)
+             : tensor;
 }
 
 at::Tensor scale_bytes(const ScaledTensor& matrix) {
@@ -67,24 +63,28 @@ ScaledTensor from_bytes(const char* scale_name, const at::Tensor& bytes, const a
                         const LayoutSpec& spec) {
   const bool experts = bytes.dim() == 3;
   const std::int64_t rows = bytes.size(-2), columns = bytes.size(-1);
-  ScaledTensor out{.data = bytes.view(scalar_type(spec.format)),
-                   .scale = {},
-                   .granularity = spec.granularity,
-                   .scale_layout = default_scale_layout(spec.granularity),
-                   .logical_sizes = bytes.sizes().vec()};
+  ScaledTensor out{
+      .data = piece_of(bytes, 0, bytes.sizes(), bytes.strides(), scalar_type(spec.format)),
+      .scale = {},
+      .granularity = spec.granularity,
+      .scale_layout = default_scale_layout(spec.granularity),
+      .logical_sizes = bytes.sizes().vec()};
   if (!experts) {
     out.scale = unflatten_scale(scale_name, scale, spec.granularity, rows, columns);
   } else {
     const std::int64_t r = spec.granularity.scale_rows(rows);
     const std::int64_t c = spec.granularity.scale_columns(columns);
     const std::int64_t row = out.scale_layout == ScaleLayout::kPadded4 ? padded4(c) : c;
-    TORCH_CHECK(scale.dim() == 1 && scale.size(0) == bytes.size(0) * r * row, scale_name,
-                ": expected the ", bytes.size(0) * r * row, " scales of ", bytes.sizes(),
-                " weights of granularity ", to_string(spec.granularity), ", flat, got sizes ",
-                scale.sizes(), "; pass what float8_grouped_linear_forward gave");
+    TORCH_CHECK(
+        scale.dim() == 1 && scale.size(0) == bytes.size(0) * r * row && scale.is_contiguous(),
+        scale_name, ": expected the ", bytes.size(0) * r * row, " scales of ", bytes.sizes(),
+        " weights of granularity ", to_string(spec.granularity), ", flat, got sizes ",
+        scale.sizes(), "; pass what float8_grouped_linear_forward gave");
     out.scale = scale.as_strided({bytes.size(0), r, c}, {r * row, row, 1});
   }
-  if (spec.granularity.mx) out.scale = out.scale.view(at::kFloat8_e8m0fnu);
+  if (spec.granularity.mx) {
+    out.scale = piece_of(out.scale, 0, out.scale.sizes(), out.scale.strides(), at::kFloat8_e8m0fnu);
+  }
   return out;
 }
 

@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
+#include <optional>
 
 #include "octavo/quantize/allocate.h"
 #include "octavo/quantize/layout.h"
@@ -31,6 +33,76 @@ at::Tensor empty_scale(const Granularity& granularity, std::int64_t rows, std::i
       return empty_on(device, {r, c}, dtype);
   }
 }
+
+#if OCTAVO_WITH_CUDA
+// Where the host is the bottleneck; above, what is freed early leaves room for the product.
+constexpr std::int64_t kTogetherBytes = std::int64_t{32} << 20;
+constexpr std::int64_t kPieceBytes = 256;  // the allocator's alignment, for every piece
+
+// empty_layout() and the kernels' scratch as pieces of one allocation.
+class Pieces {
+ public:
+  // Where the next `bytes` lie.
+  std::int64_t add(std::int64_t bytes) {
+    const std::int64_t at = size_;
+    size_ += (bytes + kPieceBytes - 1) / kPieceBytes * kPieceBytes;
+    return at;
+  }
+  std::int64_t size() const { return size_; }
+
+ private:
+  std::int64_t size_ = 0;
+};
+
+struct LayoutPieces {
+  const LayoutSpec& spec;
+  std::int64_t rows, columns, data_at, scale_at;
+
+  LayoutPieces(const LayoutSpec& of, std::int64_t r, std::int64_t c, Pieces& pieces)
+      : spec(of), rows(r), columns(c) {
+    data_at = pieces.add(rows * columns);
+    const std::int64_t across = spec.granularity.scale_columns(columns);
+    scale_at = pieces.add(spec.granularity.scale_rows(rows) * padded4(across) *
+                          (spec.granularity.mx ? 1 : 4));
+  }
+
+  ScaledTensor in(const at::Tensor& memory) const {
+    const Granularity& granularity = spec.granularity;
+    const std::int64_t r = granularity.scale_rows(rows), c = granularity.scale_columns(columns);
+    const ScaleLayout layout = default_scale_layout(granularity);
+    std::array<std::int64_t, 2> strides = {c, 1};
+    if (layout == ScaleLayout::kColumnMajor) strides = {1, r};
+    if (layout == ScaleLayout::kPadded4) strides = {padded4(c), 1};
+    return {
+        .data = piece_of(memory, data_at, {rows, columns}, {columns, 1}, scalar_type(spec.format)),
+        .scale = piece_of(memory, scale_at, {r, c}, strides,
+                          granularity.mx ? at::kFloat8_e8m0fnu : at::kFloat),
+        .granularity = granularity,
+        .scale_layout = layout,
+        .logical_sizes = {rows, columns}};
+  }
+};
+
+// Allocates what spec.together names in one piece; false where x is too large for it.
+bool allocate_together(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out,
+                       at::Tensor& scratch) {
+  const std::int64_t m = x.size(0), k = x.size(1);
+  if (spec.together == Together::kNone || m == 0 || k == 0) return false;
+  Pieces pieces;
+  std::optional<LayoutPieces> rows, transposed;
+  if (spec.rows) rows.emplace(*spec.rows, m, k, pieces);
+  if (spec.transposed && spec.together == Together::kBoth) {
+    transposed.emplace(*spec.transposed, k, m, pieces);
+  }
+  if (pieces.size() == 0 || pieces.size() > kTogetherBytes) return false;
+  const std::int64_t floats = quantize_scratch(x), scratch_at = pieces.add(floats * 4);
+  const at::Tensor memory = empty_on(x.device(), {pieces.size()}, at::kByte);
+  if (rows) out.rows = rows->in(memory);
+  if (transposed) out.transposed = transposed->in(memory);
+  scratch = piece_of(memory, scratch_at, {floats}, {1}, at::kFloat);
+  return true;
+}
+#endif
 
 }  // namespace
 
@@ -85,13 +157,19 @@ QuantizedOperand quantize_operand(const at::Tensor& x, const OperandSpec& spec) 
   const std::int64_t m = x.size(0), k = x.size(1);
   const c10::Device device = x.device();
   QuantizedOperand out;
-  if (spec.rows) out.rows = empty_layout(*spec.rows, m, k, device);
-  if (spec.transposed) out.transposed = empty_layout(*spec.transposed, k, m, device);
+  at::Tensor scratch;
+#if OCTAVO_WITH_CUDA
+  if (x.is_cuda()) allocate_together(x, spec, out, scratch);
+#endif
+  if (spec.rows && !out.rows.defined()) out.rows = empty_layout(*spec.rows, m, k, device);
+  if (spec.transposed && !out.transposed.defined()) {
+    out.transposed = empty_layout(*spec.transposed, k, m, device);
+  }
   if (x.is_cpu()) {
     quantize_cpu(x, spec, out);
   } else {
 #if OCTAVO_WITH_CUDA
-    quantize_cuda(x, spec, out);
+    quantize_cuda(x, spec, out, scratch);
 #else
     TORCH_CHECK(false, "x: expected a CPU tensor, got one on ", x.device(),
                 "; this build has no GPU kernels: build the preset cuda, or move it with x.cpu()");

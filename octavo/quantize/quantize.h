@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <optional>
 
 #include "octavo/formats/scaling.h"
@@ -20,11 +21,17 @@ struct LayoutSpec {
   friend constexpr bool operator==(const LayoutSpec&, const LayoutSpec&) = default;
 };
 
+/// Which tensors of a small GPU operand come in one allocation, the kernels' scratch with them:
+/// those that are dropped together. Allocating each by itself takes the host of a small linear
+/// longer than the launches do. Large operands, and the CPU's, are allocated tensor by tensor.
+enum class Together : std::uint8_t { kNone, kRows, kBoth };
+
 /// Which layouts of an operand are wanted, and how each is quantised. An absent layout costs
 /// nothing.
 struct OperandSpec {
   std::optional<LayoutSpec> rows = {};
   std::optional<LayoutSpec> transposed = {};
+  Together together = Together::kNone;
 };
 
 /// Quantises the operand `x` into the wanted layouts.

@@ -3,6 +3,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "octavo/kernels/counter.h"
@@ -55,9 +56,13 @@ bool alike(const Wanted& a, const Wanted& b) {
 // Whole-row, whole-column and whole-tensor scales: two reads, or one where a row's amax is at hand
 // or all of x fits the registers.
 void quantize_spans(const gpu::Matrix& x, const gpu::Groups& groups, const Wanted& rows,
-                    const Wanted& transposed, c10::Device device, gpu::Stream stream) {
+                    const Wanted& transposed, c10::Device device, const at::Tensor& scratch,
+                    gpu::Stream stream) {
   const LayoutSpec& spec = rows ? *rows.spec : *transposed.spec;
   ++kernels::counters().quantize;
+  const auto floats = [&](std::int64_t count) {
+    return scratch.defined() ? scratch : empty_on(device, {count}, at::kFloat);
+  };
   const bool one = groups.count == 1;
   if (rows && !transposed && rows.is(Granularity::rowwise()) &&
       (one || groups.stride == x.rows * x.row_stride)) {
@@ -82,7 +87,7 @@ void quantize_spans(const gpu::Matrix& x, const gpu::Groups& groups, const Wante
   const bool across = (rows && rows.is(Granularity::colwise())) ||
                       (transposed && transposed.is(Granularity::colwise()));
   if (one && !across && gpu::fits_resident(resident)) {
-    const at::Tensor partial = empty_on(device, {gpu::resident_partials(x)}, at::kFloat);
+    const at::Tensor partial = floats(gpu::resident_partials(x));
     resident.partial = partial.mutable_data_ptr<float>();
     return gpu::quantize_resident(resident, stream);
   }
@@ -99,7 +104,7 @@ void quantize_spans(const gpu::Matrix& x, const gpu::Groups& groups, const Wante
   const std::int64_t row_at = (groups.count + 3) / 4 * 4;
   const std::int64_t column_at = row_at + (row ? groups.count * x.rows : 0);
   const std::int64_t count = column_at + (column ? groups.count * x.columns : 0);
-  const at::Tensor buffer = empty_on(device, {count}, at::kFloat);
+  const at::Tensor buffer = floats(count);
   float* amaxes = buffer.mutable_data_ptr<float>();
   gpu::zero_amax(amaxes, count, stream);
   ++kernels::counters().amax;
@@ -172,7 +177,8 @@ void quantize_mx_blocks(const gpu::Matrix& x, const gpu::Groups& groups, const W
 }
 
 // x is a matrix, or matrices of one size one after the other.
-void quantize_on_gpu(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out) {
+void quantize_on_gpu(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out,
+                     const at::Tensor& scratch) {
   const c10::cuda::CUDAGuard guard(x.device());
   const gpu::Stream stream = c10::cuda::getCurrentCUDAStream(x.device().index()).stream();
   gpu::Matrix matrix = gpu_matrix_of(x);
@@ -191,7 +197,7 @@ void quantize_on_gpu(const at::Tensor& x, const OperandSpec& spec, QuantizedOper
   const auto write = [&](const Wanted& by_rows, const Wanted& by_columns) {
     switch (family_of(by_rows ? by_rows : by_columns)) {
       case Family::kCast:
-        return quantize_spans(matrix, groups, by_rows, by_columns, x.device(), stream);
+        return quantize_spans(matrix, groups, by_rows, by_columns, x.device(), scratch, stream);
       case Family::kBlock:
         return quantize_blocks(matrix, groups, by_rows, by_columns, stream);
       case Family::kMx:
@@ -225,12 +231,21 @@ gpu::Matrix gpu_matrix_of(const at::Tensor& x) {
   return matrix;
 }
 
-void quantize_cuda(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out) {
-  quantize_on_gpu(x, spec, out);
+void quantize_cuda(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out,
+                   const at::Tensor& scratch) {
+  quantize_on_gpu(x, spec, out, scratch);
+}
+
+std::int64_t quantize_scratch(const at::Tensor& x) {
+  const gpu::Matrix matrix = gpu_matrix_of(x);
+  gpu::Matrix other = matrix;  // a transposed view is quantised as its base
+  std::swap(other.rows, other.columns);
+  return std::max({matrix.rows + matrix.columns + 4, gpu::resident_partials(matrix),
+                   gpu::resident_partials(other)});
 }
 
 void quantize_experts_cuda(const at::Tensor& w, const OperandSpec& spec, QuantizedOperand& out) {
-  quantize_on_gpu(w, spec, out);
+  quantize_on_gpu(w, spec, out, {});
 }
 
 }  // namespace octavo

@@ -12,8 +12,13 @@ namespace octavo {
 void quantize_cpu(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out);
 
 /// On the current stream of x's device, without a host synchronisation. colwise and 128x1, which no
-/// recipe asks for, go element by element.
-void quantize_cuda(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out);
+/// recipe asks for, go element by element. scratch: quantize_scratch(x) floats, or undefined: then
+/// what is needed is allocated.
+void quantize_cuda(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out,
+                   const at::Tensor& scratch);
+
+/// Floats that serve quantize_cuda() whatever layouts are asked for.
+std::int64_t quantize_scratch(const at::Tensor& x);
 
 /// The same for experts' weights w (E, N, K), all in the launches of one.
 void quantize_experts_cuda(const at::Tensor& w, const OperandSpec& spec, QuantizedOperand& out);

@@ -20,7 +20,8 @@ struct Scales {
 
   // What follows a line's last block up to a multiple of 4, where the stride leaves room: products
   // skip it, but scales are copied and compared whole.
-  OCTAVO_DEVICE void clear_padding(std::int64_t group, std::int64_t line, std::int64_t blocks) const {
+  OCTAVO_DEVICE void clear_padding(std::int64_t group, std::int64_t line,
+                                   std::int64_t blocks) const {
     if (!data) return;
     const std::int64_t padded = (blocks + 3) / 4 * 4;
     const std::int64_t end = padded < line_stride ? padded : line_stride;

@@ -31,8 +31,8 @@ enum class BlockShape : std::uint8_t {
 ///   inv_scale = inv_scale_of(amax, format, rounding);  scale = scale_of(inv_scale)
 ///   data = quantize_element(x, inv_scale)
 ///
-/// Bytes and scales equal octavo/formats bit for bit. Empty x writes nothing. After a line of 128x128
-/// scales, room up to a multiple of 4 that its stride leaves is zeroed.
+/// Bytes and scales equal octavo/formats bit for bit. Empty x writes nothing. After a line of
+/// 128x128 scales, room up to a multiple of 4 that its stride leaves is zeroed.
 ///
 /// Groups (groups.h), by offsets: 1x128 only, planned with an alignment of 128: the transposed
 /// layout's scales are (K, columns / 128), amax 0 for blocks of zeros.

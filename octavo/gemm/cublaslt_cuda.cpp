@@ -10,6 +10,7 @@
 #include "octavo/gemm/cublaslt_plan.h"
 #include "octavo/gemm/cublaslt_product.h"
 #include "octavo/gemm/pad.h"
+#include "octavo/kernels/gpu/repeat.h"
 #include "octavo/quantize/allocate.h"
 #include "octavo/quantize/architecture_of.h"
 
@@ -36,7 +37,13 @@ cublasLtMatmulMatrixScale_t scale_mode(const ScaledTensor& matrix, const ScaledT
 
 // Scales in the form `mode` reads, for `rows` rows of data.
 at::Tensor scales_for(cublasLtMatmulMatrixScale_t mode, const ScaledTensor& matrix,
-                      std::int64_t rows) {
+                      std::int64_t rows, cudaStream_t stream) {
+  if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F &&
+      matrix.granularity == Granularity::tensorwise()) {
+    const at::Tensor out = empty_on(matrix.scale.device(), {rows, 1}, at::kFloat);
+    gpu::repeat(matrix.scale.const_data_ptr<float>(), out.mutable_data_ptr<float>(), rows, stream);
+    return out;
+  }
   if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F) return row_scales(matrix, rows);
   if (mode != CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F || rows == matrix.rows()) {
     return matrix.scale;
@@ -109,7 +116,8 @@ at::Tensor scaled_mm_cublaslt(const ScaledTensor& a, const ScaledTensor& b,
 
   const at::Tensor a_data = padded_data(a.data, key.m, key.k),
                    b_data = padded_data(b.data, key.n, key.k);
-  const at::Tensor a_scale = scales_for(a_mode, a, key.m), b_scale = scales_for(b_mode, b, key.n);
+  const at::Tensor a_scale = scales_for(a_mode, a, key.m, stream),
+                   b_scale = scales_for(b_mode, b, key.n, stream);
   const bool in_place = key.accumulate && !padded && !bias_after;
   if (key.accumulate && !in_place) key.accumulate = 0;
   at::Tensor out =

@@ -50,7 +50,7 @@ def experts_recipe(recipe: Any) -> str:
     return _experts_recipe(getattr(recipe, "value", recipe))
 
 
-def _let_dynamo_see_grouped_mm() -> None:
+def let_dynamo_see_grouped_mm() -> None:
     """torch.compile asks modes about public functions only. torch._grouped_mm, which models call, counts as
     one from here on. A release that moved this list makes compiled experts an error (nothing ran in FP8)."""
     try:
@@ -73,7 +73,8 @@ class _FP8Products(TorchFunctionMode):
     def __init__(self, recipe: str, weights: Iterable[Tensor]) -> None:
         super().__init__()
         self.recipe = recipe
-        self.batches = [tuple(w.shape) for w in weights]
+        # This rank's sizes, where a weight is a DTensor.
+        self.batches = [tuple(getattr(w, "_local_tensor", w).shape) for w in weights]
         self.matrices = {shape[1:] for shape in self.batches}
         self.caught = 0
 
@@ -147,7 +148,7 @@ class Float8Experts:
 
 
 @functools.cache
-def _converted_class(base: type) -> type:
+def converted_class(base: type) -> type:
     return type(f"Float8{base.__name__}", (Float8Experts, base), {"__module__": base.__module__})
 
 
@@ -194,10 +195,10 @@ def convert_moe_training(
             "convert_moe_training: nothing to convert: no module that owns 3-D weights is left by "
             f"target_fqns {list(targets.entries)} and the filters; name the experts' modules in target_fqns"
         )
-    _let_dynamo_see_grouped_mm()
+    let_dynamo_see_grouped_mm()
     for child in chosen:
         if not isinstance(child, Float8Experts):
-            child.__class__ = _converted_class(type(child))
+            child.__class__ = converted_class(type(child))
         child.recipe, child.high_precision = text, False
     log.info("converted %d modules of experts to %s", len(chosen), text)
     return module

@@ -104,3 +104,18 @@ def test_the_two_line_example_trains_a_transformers_llama(arguments):
     assert done.returncode == 0, done.stderr
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
     assert losses[-1] < losses[0] - 0.8, losses
+
+
+def test_the_fine_tuning_example_saves_what_it_can_load_again(tmp_path):
+    pytest.importorskip("transformers")
+    example = ROOT / "examples/python/finetune.py"
+    done = from_source(example, "--output", tmp_path / "a", "--epochs", 2)
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("epoch")]
+    assert losses[1] < losses[0] < 4
+
+    # What it saved is an ordinary Hugging Face folder.
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "a")
+    assert type(model.lm_head) is type(model.model.layers[0].mlp.up_proj) is torch.nn.Linear

@@ -1,10 +1,11 @@
 // Grouped FP8 products of mixture-of-experts shapes, groups of uneven sizes.
 //
-// One line a product: forward (rows), weight gradient (dw), with fast and with full accumulation,
-// in TFLOP/s; 2*M*N*K operations whatever the groups. Sizes are Dirichlet(4) draws, not multiples
-// of 16. Each figure is the median of runs of three products with the GPU already at work, so at
-// the clock that its power limit leaves it for these values. Usage: bench_gpu_grouped_gemm
-// [repetitions]
+// One line a product: forward (rows), weight gradient (dw), in TFLOP/s: with fast accumulation,
+// the same with tiles handed out by a counter, with full accumulation (counter), and with block
+// scales (counter); 2*M*N*K operations whatever the groups. Sizes are Dirichlet(4) draws, not
+// multiples of 16. Each figure is the median of runs of three products with the GPU already at
+// work, so at the clock that its power limit leaves it for these values. Usage:
+// bench_gpu_grouped_gemm [repetitions]
 
 #include <cuda_runtime.h>
 
@@ -90,6 +91,8 @@ double median_ms(int repetitions, const std::function<const char*()>& run) {
   return times[times.size() / 2];
 }
 
+enum Variant { kFast, kCounter, kFull, kBlocks };
+
 void bench(const char* name, std::int64_t M, std::int64_t K, std::int64_t N, int E,
            int repetitions) {
   std::mt19937 random(1);
@@ -97,8 +100,8 @@ void bench(const char* name, std::int64_t M, std::int64_t K, std::int64_t N, int
   std::vector<double> shares(static_cast<std::size_t>(E));
   double all = 0.0;
   for (auto& s : shares) all += s = gamma(random);
-  std::vector<std::int32_t> ends, aligned;
-  std::int32_t end_aligned = 0;
+  std::vector<std::int32_t> ends, aligned, blocks;
+  std::int32_t end_aligned = 0, end_blocks = 0;
   double sum = 0.0;
   for (int e = 0; e < E; ++e) {
     sum += shares[static_cast<std::size_t>(e)];
@@ -106,38 +109,64 @@ void bench(const char* name, std::int64_t M, std::int64_t K, std::int64_t N, int
     ends.push_back(e == E - 1 ? static_cast<std::int32_t>(M)
                               : static_cast<std::int32_t>(static_cast<double>(M) * sum / all));
     aligned.push_back(end_aligned += (ends.back() - begin + 15) / 16 * 16);
+    blocks.push_back(end_blocks += (ends.back() - begin + 127) / 128 * 128);
   }
-  const std::int64_t Mt = (M + 15) / 16 * 16 + 16 * E;
-  auto* a = random_bytes(std::max(N, K) * Mt, random);
-  auto* b = random_bytes(std::max(std::int64_t{E} * N * K, std::max(N, K) * Mt), random);
-  auto* scales = ones(std::max(M, E * std::max(N, K)));
+  const std::int64_t Mt = (M + 15) / 16 * 16 + 16 * E, Mb = (M + 127) / 128 * 128 + 128 * E;
+  auto* a = random_bytes(std::max(N, K) * Mb, random);
+  auto* b = random_bytes(std::max(std::int64_t{E} * N * K, std::max(N, K) * Mb), random);
+  auto* scales = ones(std::max(E * std::max(N, K), Mb * (std::max(N, K) / 128 + 1)));
+  auto* counter = allocate<std::int32_t>(1);
+  CHECK_CUDA(cudaMemset(counter, 0, 4));
   auto* out = allocate<std::uint16_t>(std::max(M * std::max(N, K), E * N * K));
-  auto* offs = allocate<std::int32_t>(2 * E);
+  auto* offs = allocate<std::int32_t>(3 * E);
   CHECK_CUDA(cudaMemcpy(offs, ends.data(), ends.size() * 4, cudaMemcpyHostToDevice));
   CHECK_CUDA(cudaMemcpy(offs + E, aligned.data(), aligned.size() * 4, cudaMemcpyHostToDevice));
-  const auto report = [&](const char* what, const std::function<const char*(Accumulation)>& run) {
-    double rate[2];
-    for (int i = 0; i < 2; ++i) {
-      const auto how = i ? Accumulation::kFull : Accumulation::kFast;
-      const double ms = median_ms(repetitions, [&] { return run(how); });
+  CHECK_CUDA(cudaMemcpy(offs + 2 * E, blocks.data(), blocks.size() * 4, cudaMemcpyHostToDevice));
+  const auto report = [&](const char* what, const std::function<const char*(Variant)>& run) {
+    double rate[4];
+    for (int i = 0; i < 4; ++i) {
+      const double ms = median_ms(repetitions, [&] { return run(static_cast<Variant>(i)); });
       rate[i] = 2.0 * static_cast<double>(M) * static_cast<double>(N * K) / ms / 1e9;
     }
-    std::printf("%-16s %-22s fast %6.0f   full %6.0f TFLOP/s\n", name, what, rate[0], rate[1]);
+    std::printf("%-16s %-22s fast %6.0f   counter %6.0f   full %6.0f   blocks %6.0f TFLOP/s\n",
+                name, what, rate[0], rate[1], rate[2], rate[3]);
     std::fflush(stdout);
   };
+  const auto of = [=](auto args, Variant v) {
+    args.accumulation = v == kFull ? Accumulation::kFull : Accumulation::kFast;
+    if (v != kFast) args.counter = counter;
+    if (v == kBlocks) args.scaling = Scaling::kBlocks;
+    return args;
+  };
   const auto rows = [&](const char* what, std::int64_t columns, std::int64_t contraction) {
-    report(what, [=](Accumulation how) {
-      return grouped_gemm_rows({a, b, scales, scales, offs, out, M, columns, contraction, E, how},
-                               nullptr);
+    report(what, [=](Variant v) {
+      GroupedGemmRowsArgs args{
+          a, b, scales, scales, offs, out, M, columns, contraction, E, Accumulation::kFast};
+      args.a_block = M, args.b_row = (contraction / 128 + 4) / 4 * 4;
+      args.b_group = args.b_row * ((columns + 127) / 128);
+      return grouped_gemm_rows(of(args, v), nullptr);
     });
   };
   rows("rows, M x K . N x K", N, K);
   rows("rows, M x N . K x N", K, N);
-  report("dw, N x M . K x M", [=](Accumulation how) {
-    return grouped_gemm_k({a, b, scales, scales, offs + E, out, N, K, Mt, E, how}, nullptr);
+  report("dw, N x M . K x M", [=](Variant v) {
+    const bool in_blocks = v == kBlocks;
+    GroupedGemmKArgs args{a,
+                          b,
+                          scales,
+                          scales,
+                          offs + (in_blocks ? 2 : 1) * E,
+                          out,
+                          N,
+                          K,
+                          in_blocks ? Mb : Mt,
+                          E,
+                          Accumulation::kFast};
+    args.a_block = N, args.b_block = K;
+    return grouped_gemm_k(of(args, v), nullptr);
   });
   for (void* p : {static_cast<void*>(a), static_cast<void*>(b), static_cast<void*>(scales),
-                  static_cast<void*>(out), static_cast<void*>(offs)}) {
+                  static_cast<void*>(out), static_cast<void*>(offs), static_cast<void*>(counter)}) {
     CHECK_CUDA(cudaFree(p));
   }
 }

@@ -30,10 +30,10 @@ at::Tensor grouped_mm_k_emulated(const ScaledTensor& a, const ScaledTensor& b,
                                  const at::Tensor& offs_transposed,
                                  const GroupedMatmulOptions& options);
 
-/// FP8 tensor cores, rowwise scales (tensor scales of weights repeated), bf16 output, other types
-/// converted from it. `backend` is kOctavo (our kernels, e4m3fn on SM90) or kAten
-/// (at::_scaled_grouped_mm). N and K that are no multiple of 16 are padded with zeros in copies of
-/// the operands.
+/// FP8 tensor cores, bf16 output, other types converted from it. `backend` is kOctavo (our kernels,
+/// e4m3fn on SM90: rowwise scales and blocks of 128) or kAten (at::_scaled_grouped_mm: rowwise).
+/// Tensor scales of weights are repeated. N and K that are no multiple of 16 are padded with zeros
+/// in copies of the operands.
 at::Tensor grouped_mm_native(const ScaledTensor& a, const ScaledTensor& b, const at::Tensor& offs,
                              const GroupedMatmulOptions& options, Backend backend);
 at::Tensor grouped_mm_k_native(const ScaledTensor& a, const ScaledTensor& b,
@@ -41,16 +41,19 @@ at::Tensor grouped_mm_k_native(const ScaledTensor& a, const ScaledTensor& b,
                                const GroupedMatmulOptions& options, Backend backend);
 
 /// Padded operands on their way to a kernel: a (M, K) and b (E, N, K) with scales of M and (E, N),
-/// or a (N, Mt) and b (K, Mt) with scales (E, N) and (E, K).
+/// or a (N, Mt) and b (K, Mt) with scales (E, N) and (E, K). `blocks`: scales of blocks of 128
+/// instead, as scaled_grouped_mm() takes them, of the operands before they were padded.
 struct NativeOperands {
   at::Tensor a, b, a_scale, b_scale, offs;
   bool fast_accumulation = false;
+  bool blocks = false;
 };
 
 #if OCTAVO_WITH_CUDA
-/// kernels/gpu/grouped_gemm.h on the current stream; bf16 results.
+/// kernels/gpu/grouped_gemm.h on the current stream; bf16 results. `accumulate_into` (bf16,
+/// (E, N, K) of the padded sizes, contiguous) or undefined: what the result is added to.
 at::Tensor grouped_gemm_rows_cuda(const NativeOperands& in);
-at::Tensor grouped_gemm_k_cuda(const NativeOperands& in);
+at::Tensor grouped_gemm_k_cuda(const NativeOperands& in, const at::Tensor& accumulate_into);
 #endif
 
 /// Zeros the rows of out (M, N) past the last offset, and the groups of out (E, N, K) without

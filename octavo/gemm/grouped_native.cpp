@@ -34,10 +34,11 @@ at::Tensor aten_product(const NativeOperands& in) {
                                 in.fast_accumulation);
 }
 
-at::Tensor native_product_of(const NativeOperands& in, Backend backend) {
+at::Tensor native_product_of(const NativeOperands& in, Backend backend,
+                             [[maybe_unused]] const at::Tensor& accumulate_into = {}) {
   if (backend == Backend::kAten) return aten_product(in);
 #if OCTAVO_WITH_CUDA
-  return in.b.dim() == 3 ? grouped_gemm_rows_cuda(in) : grouped_gemm_k_cuda(in);
+  return in.b.dim() == 3 ? grouped_gemm_rows_cuda(in) : grouped_gemm_k_cuda(in, accumulate_into);
 #else
   TORCH_CHECK(false, "backend: this build has no ", name(backend),
               " products; build the preset cuda or use backend=emulated");
@@ -50,13 +51,16 @@ at::Tensor grouped_mm_native(const ScaledTensor& a, const ScaledTensor& b, const
                              const GroupedMatmulOptions& options, Backend backend) {
   const std::int64_t n = b.rows();
   const std::int64_t padded_n = round_up(n, 16), padded_k = round_up(a.columns(), 16);
-  at::Tensor out = native_product_of({.a = padded_to(a.data, 1, padded_k),
-                                      .b = padded_to(padded_to(b.data, 2, padded_k), 1, padded_n),
-                                      .a_scale = a.scale,
-                                      .b_scale = padded_to(expert_row_scales(b), 1, padded_n),
-                                      .offs = offs,
-                                      .fast_accumulation = options.fast_accumulation},
-                                     backend);
+  const bool blocks = a.granularity.block_columns != 0;
+  at::Tensor out =
+      native_product_of({.a = padded_to(a.data, 1, padded_k),
+                         .b = padded_to(padded_to(b.data, 2, padded_k), 1, padded_n),
+                         .a_scale = a.scale,
+                         .b_scale = blocks ? b.scale : padded_to(expert_row_scales(b), 1, padded_n),
+                         .offs = offs,
+                         .fast_accumulation = options.fast_accumulation,
+                         .blocks = blocks},
+                        backend);
   if (padded_n != n) out = out.narrow(1, 0, n).contiguous();
   if (backend == Backend::kAten) zero_rows_past(out, offs);
   return out.to(options.out_dtype);
@@ -67,16 +71,23 @@ at::Tensor grouped_mm_k_native(const ScaledTensor& a, const ScaledTensor& b,
                                const GroupedMatmulOptions& options, Backend backend) {
   const std::int64_t n = a.rows(), k = b.rows();
   const std::int64_t padded_n = round_up(n, 16), padded_k = round_up(k, 16);
-  at::Tensor out = native_product_of({.a = padded_to(a.data, 0, padded_n),
-                                      .b = padded_to(b.data, 0, padded_k),
-                                      .a_scale = padded_to(a.scale, 1, padded_n),
-                                      .b_scale = padded_to(b.scale, 1, padded_k),
-                                      .offs = offs_transposed,
-                                      .fast_accumulation = options.fast_accumulation},
-                                     backend);
-  if (padded_n != n || padded_k != k) {
-    out = out.narrow(1, 0, n).narrow(2, 0, k).contiguous();
-  }
+  const bool padded = padded_n != n || padded_k != k, blocks = a.granularity.block_columns != 0;
+  const auto scale_of = [&](const ScaledTensor& matrix, std::int64_t rows) {
+    return blocks ? padded_to(matrix.scale.t(), 1, rows).t() : padded_to(matrix.scale, 1, rows);
+  };
+  const bool adds_inside = options.accumulate_into && !padded && backend == Backend::kOctavo &&
+                           options.out_dtype == at::kBFloat16;
+  at::Tensor out =
+      native_product_of({.a = padded_to(a.data, 0, padded_n),
+                         .b = padded_to(b.data, 0, padded_k),
+                         .a_scale = scale_of(a, padded_n),
+                         .b_scale = scale_of(b, padded_k),
+                         .offs = offs_transposed,
+                         .fast_accumulation = options.fast_accumulation,
+                         .blocks = blocks},
+                        backend, adds_inside ? *options.accumulate_into : at::Tensor());
+  if (adds_inside) return out;
+  if (padded) out = out.narrow(1, 0, n).narrow(2, 0, k).contiguous();
   if (backend == Backend::kAten) zero_empty_groups(out, offs_transposed);
   return out.to(options.out_dtype);
 }

@@ -72,6 +72,10 @@ Backend backend_of(const ScaledTensor& a, const ScaledTensor& b, std::int64_t ex
   // What at::_grouped_mm emulates runs on the CPU too.
   if (a.data.is_cpu() && options.backend == Backend::kEmulated) return Backend::kEmulated;
   const Backend backend = choose_backend(a, b, options.backend, &native_grouped_product);
+  TORCH_CHECK(backend != Backend::kAten || a.granularity.block_columns == 0,
+              "backend: aten multiplies rowwise operands by groups, got ", to_string(a.granularity),
+              " and ", to_string(b.granularity),
+              "; use backend=octavo on Hopper or backend=emulated");
   const bool own_can =
       a.format() == Format::kE4M3FN && b.format() == Format::kE4M3FN && experts <= kMostGroups;
   if (backend != Backend::kOctavo || own_can) return backend;
@@ -91,6 +95,38 @@ Backend backend_of(const ScaledTensor& a, const ScaledTensor& b, std::int64_t ex
 at::Tensor clamped(const at::Tensor& offs, std::int64_t rows) {
   if (offs.is_cpu()) return offs;
   return std::get<0>(at::cummax(offs.clamp(0, rows), 0));
+}
+
+void check_accumulate_into(const at::Tensor& into, const ScaledTensor& a, const ScaledTensor& b,
+                           std::int64_t experts, const GroupedMatmulOptions& options) {
+  TORCH_CHECK(into.scalar_type() == options.out_dtype && into.is_contiguous() &&
+                  into.sizes() == at::IntArrayRef({experts, a.rows(), b.rows()}) &&
+                  into.device() == a.data.device(),
+              "accumulate_into: expected a contiguous ", options.out_dtype, " tensor ", experts,
+              " x ", a.rows(), " x ", b.rows(), " on ", a.data.device(), ", got ",
+              into.scalar_type(), " ", into.sizes(), " on ", into.device(),
+              "; give the gradient buffer of these weights");
+}
+
+// scaled_grouped_mm_k() after its checks; options.accumulate_into itself where the backend added to
+// it.
+at::Tensor weight_gradient(const ScaledTensor& a, const ScaledTensor& b, const at::Tensor& ends,
+                           const GroupedMatmulOptions& options, Backend backend) {
+  if (a.rows() == 0 || b.rows() == 0 || a.columns() == 0) {
+    return at::zeros({ends.size(0), a.rows(), b.rows()}, a.data.options().dtype(options.out_dtype));
+  }
+  switch (backend) {
+    case Backend::kReference:
+      return grouped_mm_k_reference(a, b, ends, options);
+    case Backend::kEmulated:
+      return grouped_mm_k_emulated(a, b, clamped(ends, a.columns()), options);
+    case Backend::kAten:
+      return grouped_mm_k_native(a, b, clamped(ends, a.columns()), options, backend);
+    case Backend::kOctavo:
+      return grouped_mm_k_native(a, b, ends, options, backend);
+    default:
+      no_such_backend(backend);
+  }
 }
 
 }  // namespace
@@ -137,23 +173,12 @@ at::Tensor scaled_grouped_mm_k(const ScaledTensor& a, const ScaledTensor& b,
   check_out_dtype(options.out_dtype);
   check_offsets("offs_transposed", offs_transposed, experts, a.columns(), a.data.device());
   check_alignment(offs_transposed, a.granularity);
+  if (options.accumulate_into)
+    check_accumulate_into(*options.accumulate_into, a, b, experts, options);
   const Backend backend = backend_of(a, b, experts, options);
-  if (a.rows() == 0 || b.rows() == 0 || a.columns() == 0) {
-    return at::zeros({experts, a.rows(), b.rows()}, a.data.options().dtype(options.out_dtype));
-  }
-  const at::Tensor& ends = offs_transposed;
-  switch (backend) {
-    case Backend::kReference:
-      return grouped_mm_k_reference(a, b, ends, options);
-    case Backend::kEmulated:
-      return grouped_mm_k_emulated(a, b, clamped(ends, a.columns()), options);
-    case Backend::kAten:
-      return grouped_mm_k_native(a, b, clamped(ends, a.columns()), options, backend);
-    case Backend::kOctavo:
-      return grouped_mm_k_native(a, b, ends, options, backend);
-    default:
-      no_such_backend(backend);
-  }
+  const at::Tensor out = weight_gradient(a, b, offs_transposed, options, backend);
+  if (!options.accumulate_into || out.is_same(*options.accumulate_into)) return out;
+  return options.accumulate_into->add_(out);
 }
 
 at::Tensor grouped_mm_k(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& offs,

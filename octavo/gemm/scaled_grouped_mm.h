@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 #include "octavo/device/native_products.h"
 #include "octavo/quantize/quantize_grouped.h"
 #include "octavo/quantize/scaled_tensor.h"
@@ -12,6 +14,10 @@ struct GroupedMatmulOptions {
   at::ScalarType out_dtype = at::kBFloat16;  ///< bf16, fp16 or fp32
   /// Let FP8 tensor cores keep partial sums in fewer bits (NVIDIA only; ignored elsewhere).
   bool fast_accumulation = false;
+  /// scaled_grouped_mm_k() only: the result is added to this contiguous (E, N, K) of dtype
+  /// out_dtype, which is returned; the bits are those of adding it afterwards. For a trainer's
+  /// gradient buffers: hooks, DDP and FSDP see nothing of it.
+  std::optional<at::Tensor> accumulate_into = std::nullopt;
   /// kAuto: the device's own (native_grouped_product()). kReference: CPU only. kEmulated: anywhere.
   Backend backend = Backend::kAuto;
 };

@@ -74,9 +74,9 @@ TEST(NativeProducts, GroupedProducts) {
   EXPECT_EQ(grouped("gfx942", ScalingFamily::kRowwise, Flavour::kOCP), Backend::kEmulated);
   EXPECT_EQ(grouped("sm_90", ScalingFamily::kRowwise, Flavour::kFNUZ), Backend::kEmulated);
   EXPECT_EQ(grouped("sm_89", ScalingFamily::kRowwise, Flavour::kOCP), Backend::kEmulated);
-  for (const ScalingFamily family : {ScalingFamily::kBlockwise, ScalingFamily::kMx}) {
-    EXPECT_EQ(grouped("sm_90", family, Flavour::kOCP), Backend::kEmulated);
-  }
+  EXPECT_EQ(grouped("sm_90", ScalingFamily::kBlockwise, Flavour::kOCP), Backend::kOctavo);
+  EXPECT_EQ(grouped("sm_90", ScalingFamily::kMx, Flavour::kOCP), Backend::kEmulated);
+  EXPECT_EQ(grouped("sm_100", ScalingFamily::kBlockwise, Flavour::kOCP), Backend::kEmulated);
   for (const ScalingFamily family : kAllScalingFamilies) {
     EXPECT_EQ(grouped("cpu", family, Flavour::kOCP), Backend::kReference);
   }

@@ -2,6 +2,7 @@
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 
+#include "octavo/gemm/scaled_grouped_mm.h"
 #include "octavo/gemm/scaled_mm.h"
 #include "tests/error_of.h"
 #include "tests/gemm/operands.h"
@@ -76,6 +77,57 @@ TEST_P(Accumulate, OtherTensorsAreRefused) {
     EXPECT_NE(error(into).find("accumulate_into: expected a contiguous Float matrix 16 x 48"),
               std::string::npos)
         << error(into);
+  }
+}
+
+// ------------------------------ by groups
+
+struct GroupedGradient {
+  ScaledTensor dy, x;
+  at::Tensor offs;
+};
+
+// dy (40, n) and x (40, k) transposed, in three groups of which one is empty.
+GroupedGradient grouped_gradient(std::int64_t n, std::int64_t k, const Granularity& granularity,
+                                 c10::Device device) {
+  const at::Tensor offs = at::tensor({17, 17, 40}, at::kInt);
+  const OperandSpec spec{.rows = {}, .transposed = LayoutSpec{.granularity = granularity}};
+  at::manual_seed(3);
+  const GroupedOperand dy = quantize_grouped_operand(at::randn({40, n}), offs, spec);
+  const GroupedOperand x = quantize_grouped_operand(at::randn({40, k}), offs, spec);
+  return {on(device, dy.transposed), on(device, x.transposed), dy.offs_transposed.to(device)};
+}
+
+TEST_P(Accumulate, ByGroupsHasTheBitsOfAddingAfterwards) {
+  for (const Granularity& granularity : {kRow, k1x128, kMx}) {
+    // Without padding and with it.
+    for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{64, 272}, {33, 40}}) {
+      const GroupedGradient p = grouped_gradient(n, k, granularity, device());
+      for (at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+        const at::Tensor alone = scaled_grouped_mm_k(p.dy, p.x, p.offs, {.out_dtype = dtype});
+        const at::Tensor before = at::randn({3, n, k}, dtype).to(device());
+        const at::Tensor into = before.clone();
+        const at::Tensor out = scaled_grouped_mm_k(
+            p.dy, p.x, p.offs, {.out_dtype = dtype, .accumulate_into = into.alias()});
+        EXPECT_EQ(out.const_data_ptr(), into.const_data_ptr());
+        EXPECT_TRUE(at::equal(out, before + alone)) << to_string(granularity) << " " << n << dtype;
+        EXPECT_FALSE(at::equal(out, before));
+      }
+    }
+  }
+}
+
+TEST_P(Accumulate, ByGroupsOtherTensorsAreRefused) {
+  const GroupedGradient p = grouped_gradient(16, 48, kRow, device());
+  for (const at::Tensor& into : {at::zeros({3, 16, 48}, at::kBFloat16),
+                                 at::zeros({3, 48, 16}).transpose(1, 2), at::zeros({2, 16, 48})}) {
+    const std::string error = testing::error_of([&] {
+      scaled_grouped_mm_k(p.dy, p.x, p.offs,
+                          {.out_dtype = at::kFloat, .accumulate_into = into.to(device())});
+    });
+    EXPECT_NE(error.find("accumulate_into: expected a contiguous Float tensor 3 x 16 x 48"),
+              std::string::npos)
+        << error;
   }
 }
 

@@ -56,8 +56,14 @@ struct Problem {
   std::int64_t out_rows = 0, out_columns = 0;
   std::vector<double> expected;  // scaled; zero where nothing is summed
 
+  std::int64_t a_block = 0, b_block = 0, b_group = 0, b_row = 0;  // strides of block scales
+
+  bool blocks() const { return a_block != 0; }
+
+  /// With `held`, the weight gradient is added to it.
   template <class Args>
-  std::vector<std::uint16_t> run(Args args, bool counted = false) const {
+  std::vector<std::uint16_t> run(Args args, bool counted = false,
+                                 const std::vector<std::uint16_t>* held = nullptr) const {
     DeviceBuffer a_(a.size()), b_(b.size()), a_scale_(4 * a_scale.size()),
         b_scale_(4 * b_scale.size()), offs_(4 * offs.size()), out(2 * out_rows * out_columns);
     a_.upload(a.data()), b_.upload(b.data()), offs_.upload(offs.data());
@@ -70,9 +76,13 @@ struct Problem {
     counter.zero();
     if (counted) args.counter = counter.get<std::int32_t>();
     const char* wrong = nullptr;
+    if (blocks()) args.scaling = Scaling::kBlocks, args.a_block = a_block;
     if constexpr (std::is_same_v<Args, GroupedGemmRowsArgs>) {
+      args.b_group = b_group, args.b_row = b_row;
       wrong = grouped_gemm_rows(args, nullptr);
     } else {
+      args.b_block = b_block, args.accumulate = held != nullptr;
+      if (held) out.upload(held->data());
       wrong = grouped_gemm_k(args, nullptr);
     }
     EXPECT_EQ(wrong, nullptr) << wrong;
@@ -168,6 +178,70 @@ Problem k_problem(const std::vector<std::int32_t>& offs, std::int64_t N, std::in
   }
   for (std::int64_t k = 0; k < K; ++k) {
     std::fill(p.b.begin() + k * Mt + used, p.b.begin() + (k + 1) * Mt, std::uint8_t{0x7F});
+  }
+  return p;
+}
+
+std::int64_t blocks_of(std::int64_t size) { return (size + 127) / 128; }
+
+/// The same operands with 1x128 and 128x128 scales; b's rows of scales padded to a multiple of 4.
+Problem rows_block_problem(const std::vector<std::int32_t>& offs, std::int64_t M, std::int64_t N,
+                           std::int64_t K, Fill fill) {
+  Problem p = rows_problem(offs, M, N, K, fill);
+  Random random(2);
+  const auto E = static_cast<std::int64_t>(offs.size());
+  p.a_block = M, p.b_row = (blocks_of(K) + 3) / 4 * 4, p.b_group = blocks_of(N) * p.b_row;
+  p.a_scale.resize(M * blocks_of(K)), p.b_scale.assign(E * p.b_group, NAN);
+  const auto scale = [&] { return fill == Fill::kExact ? random.power_of_two() : random.scale(); };
+  for (auto& v : p.a_scale) v = scale();
+  for (std::int64_t i = 0; i < E * p.b_group; ++i) {
+    if (i % p.b_row < blocks_of(K)) p.b_scale[i] = scale();
+  }
+  std::fill(p.expected.begin(), p.expected.end(), 0.0);
+  const auto ends = clamped(offs, M);
+  for (std::int64_t g = 0; g < E; ++g) {
+    for (std::int64_t m = g ? ends[g - 1] : 0; m < ends[g]; ++m) {
+      for (std::int64_t n = 0; n < N; ++n) {
+        for (std::int64_t k = 0; k < K; ++k) {
+          const double value =
+              double{decode_e4m3(p.a[m * K + k])} * double{decode_e4m3(p.b[(g * N + n) * K + k])};
+          p.expected[m * N + n] += value * p.a_scale[m + k / 128 * M] *
+                                   p.b_scale[g * p.b_group + n / 128 * p.b_row + k / 128];
+        }
+      }
+    }
+  }
+  const std::int64_t used = ends.empty() ? 0 : ends.back();
+  for (std::int64_t i = 0; i < blocks_of(K); ++i) {
+    std::fill(p.a_scale.begin() + i * M + used, p.a_scale.begin() + (i + 1) * M, NAN);
+  }
+  return p;
+}
+
+/// `offs`: ends aligned to 128.
+Problem k_block_problem(const std::vector<std::int32_t>& offs, std::int64_t N, std::int64_t K,
+                        std::int64_t Mt, Fill fill) {
+  Problem p = k_problem(offs, N, K, Mt, fill);
+  Random random(2);
+  const auto E = static_cast<std::int64_t>(offs.size());
+  p.a_block = N, p.b_block = K;
+  p.a_scale.assign(N * blocks_of(Mt), NAN), p.b_scale.assign(K * blocks_of(Mt), NAN);
+  const auto scale = [&] { return fill == Fill::kExact ? random.power_of_two() : random.scale(); };
+  const auto ends = clamped(offs, Mt);
+  const std::int64_t used = ends.empty() ? 0 : blocks_of(ends.back());
+  for (std::int64_t i = 0; i < N * used; ++i) p.a_scale[i] = scale();
+  for (std::int64_t i = 0; i < K * used; ++i) p.b_scale[i] = scale();
+  std::fill(p.expected.begin(), p.expected.end(), 0.0);
+  for (std::int64_t g = 0; g < E; ++g) {
+    for (std::int64_t m = g ? ends[g - 1] : 0; m < ends[g]; ++m) {
+      for (std::int64_t n = 0; n < N; ++n) {
+        const double y = double{decode_e4m3(p.a[n * Mt + m])} * p.a_scale[n + m / 128 * N];
+        for (std::int64_t k = 0; k < K; ++k) {
+          p.expected[(g * N + n) * K + k] +=
+              y * decode_e4m3(p.b[k * Mt + m]) * p.b_scale[k + m / 128 * K];
+        }
+      }
+    }
   }
   return p;
 }
@@ -320,6 +394,91 @@ TEST(GpuGroupedGemm, CloseToFp64OnManyTiles) {
     EXPECT_GE(c, full ? 54.0 : 48.0);
     EXPECT_GE(d, full ? 54.0 : 50.0);
   }
+  const Problem rows_blocks = rows_block_problem(offs, 2048, 1544, 272, Fill::kNormal);
+  const Problem column_blocks =
+      k_block_problem({384, 512, 512, 1536, 2048}, 520, 392, 2048, Fill::kNormal);
+  const double e =
+      snr(rows_blocks, rows_blocks.run(GroupedGemmRowsArgs{.M = 2048, .N = 1544, .K = 272}));
+  const double f =
+      snr(column_blocks, column_blocks.run(GroupedGemmKArgs{.N = 520, .K = 392, .Mt = 2048}));
+  std::printf("blocks: %.1f, contraction: %.1f dB\n", e, f);
+  EXPECT_GE(e, 54.0);
+  EXPECT_GE(f, 54.0);
+}
+
+// Every count of blocks of the contraction and of b's rows around the tile's, both layouts of
+// tiles, empty and bad groups.
+TEST(GpuGroupedGemm, BlockScalesOfRows) {
+  OCTAVO_REQUIRE_HOPPER();
+  const auto expect = [](const std::vector<std::int32_t>& offs, std::int64_t M, std::int64_t N,
+                         std::int64_t K) {
+    SCOPED_TRACE("M " + std::to_string(M) + " N " + std::to_string(N) + " K " + std::to_string(K));
+    const Problem p = rows_block_problem(offs, M, N, K, Fill::kExact);
+    const GroupedGemmRowsArgs args{.M = M, .N = N, .K = K};
+    expect_exact(p, p.run(args));
+    expect_exact(p, p.run(args, /*counted=*/true));
+  };
+  for (std::int64_t N : {8, 120, 128, 136, 256, 264, 392, 648}) {
+    expect({130, 330, 516}, 516, N, 272);
+    if (HasFatalFailure()) return;
+  }
+  for (std::int64_t K : {16, 128, 144, 256, 640, 656, 1040}) {
+    expect({130, 330, 516}, 516, 264, K);
+    if (HasFatalFailure()) return;
+  }
+  for (std::int32_t M : {1, 64, 65, 128, 129, 257}) {
+    expect({M}, M, 264, 272);
+    if (HasFatalFailure()) return;
+  }
+  expect({0, 0, 37, 37, 38, 300, 300}, 330, 136, 256);
+  expect({-5, 50, 20, 1000}, 300, 136, 272);  // bad: clamped
+  expect({0}, 40, 64, 64);
+}
+
+TEST(GpuGroupedGemm, BlockScalesOfTheContraction) {
+  OCTAVO_REQUIRE_HOPPER();
+  const auto expect = [](const std::vector<std::int32_t>& offs, std::int64_t N, std::int64_t K,
+                         std::int64_t Mt) {
+    SCOPED_TRACE("N " + std::to_string(N) + " K " + std::to_string(K) + " Mt " +
+                 std::to_string(Mt));
+    const Problem p = k_block_problem(offs, N, K, Mt, Fill::kExact);
+    const GroupedGemmKArgs args{.N = N, .K = K, .Mt = Mt};
+    expect_exact(p, p.run(args));
+    expect_exact(p, p.run(args, /*counted=*/true));
+  };
+  for (std::int64_t N : {1, 63, 64, 65, 128, 129, 257, 400}) {
+    expect({128, 128, 512}, N, 264, 640);
+    if (HasFatalFailure()) return;
+  }
+  for (std::int64_t K : {8, 64, 128, 136, 256, 264, 392, 648}) {
+    expect({256, 384}, 136, K, 384);
+    if (HasFatalFailure()) return;
+  }
+  expect({0, 0, 128, 128, 640}, 72, 80, 768);
+  expect({128, 256, 384, 512, 640, 768, 896, 1024}, 392, 520, 1024);
+}
+
+// dw added to what is there: the bits of adding the rounded product afterwards.
+TEST(GpuGroupedGemm, AddsToWhatOutHolds) {
+  OCTAVO_REQUIRE_HOPPER();
+  const std::vector<std::int32_t> offs = {48, 48, 176};
+  std::vector<std::uint16_t> held(3 * 136 * 264);
+  std::mt19937 random(5);
+  for (auto& v : held) v = round_to_bf16(std::ldexp(double(random() % 255) - 127.0, -3));
+  const auto check = [&](const Problem& p, GroupedGemmKArgs args) {
+    const auto alone = p.run(args), sum = p.run(args, /*counted=*/false, &held);
+    for (std::size_t i = 0; i < sum.size(); ++i) {
+      const auto expected = round_to_bf16(static_cast<float>(from_bf16(alone[i])) +
+                                          static_cast<float>(from_bf16(held[i])));
+      ASSERT_TRUE(sum[i] == expected || ((sum[i] | expected) & 0x7FFF) == 0) << "at " << i;
+    }
+  };
+  for (Accumulation how : kAccumulations) {
+    check(k_problem(offs, 136, 264, 192, Fill::kNormal),
+          {.N = 136, .K = 264, .Mt = 192, .accumulation = how});
+  }
+  check(k_block_problem({128, 128, 384}, 136, 264, 384, Fill::kNormal),
+        {.N = 136, .K = 264, .Mt = 384});
 }
 
 // NaN and Inf (as scale) of one group leave the others' bits alone.

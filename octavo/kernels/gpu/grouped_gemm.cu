@@ -8,11 +8,11 @@ namespace {
 
 using namespace grouped;
 
-template <Product P, Accumulation A>
+template <Product P, Sum S>
 __global__ void __launch_bounds__(kThreads, 1)
     grouped_gemm_kernel([[maybe_unused]] const __grid_constant__ Params p) {
 #ifdef OCTAVO_HOPPER_CODE
-  grouped_gemm<P, A>(p);
+  grouped_gemm<P, S>(p);
 #endif
 }
 
@@ -74,9 +74,9 @@ const char* problem(const void* a, const void* b, const void* out, std::int64_t 
   return nullptr;
 }
 
-template <Product P, Accumulation A>
+template <Product P, Sum S>
 const char* launch(const Params& p, Stream stream) {
-  const auto kernel = grouped_gemm_kernel<P, A>;
+  const auto kernel = grouped_gemm_kernel<P, S>;
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)) !=
       cudaSuccess) {
     (void)cudaGetLastError();
@@ -97,13 +97,14 @@ const char* launch(const Params& p, Stream stream) {
 
 template <Product P>
 const char* run(Params& p, const void* a, std::int64_t a_rows, const void* b, std::int64_t b_rows,
-                Accumulation accumulation, Stream stream) {
+                Scaling scaling, Accumulation accumulation, Stream stream) {
   if (!describe(p.a, a, a_rows, p.extents.contraction, 64) ||
       !describe(p.b, b, b_rows, p.extents.contraction, 128)) {
     return "the driver refused the operands' tensor maps";
   }
-  return accumulation == Accumulation::kFast ? launch<P, Accumulation::kFast>(p, stream)
-                                             : launch<P, Accumulation::kFull>(p, stream);
+  if (scaling == Scaling::kBlocks) return launch<P, Sum::kBlocks>(p, stream);
+  return accumulation == Accumulation::kFast ? launch<P, Sum::kFast>(p, stream)
+                                             : launch<P, Sum::kFull>(p, stream);
 }
 
 }  // namespace
@@ -118,22 +119,26 @@ const char* grouped_gemm_rows(const GroupedGemmRowsArgs& x, Stream stream) {
   Params p{};
   p.extents = {x.E, static_cast<int>(x.M), static_cast<int>(x.N), static_cast<int>(x.K)};
   p.offs = x.offs, p.a_scale = x.a_scale, p.b_scale = x.b_scale, p.counter = x.counter;
+  p.a_block = x.a_block, p.b_group = x.b_group, p.b_row = x.b_row;
   p.out = static_cast<std::uint16_t*>(x.out);
-  return run<Product::kRows>(p, x.a, x.M, x.b, x.E * x.N, x.accumulation, stream);
+  return run<Product::kRows>(p, x.a, x.M, x.b, x.E * x.N, x.scaling, x.accumulation, stream);
 }
 
 const char* grouped_gemm_k(const GroupedGemmKArgs& x, Stream stream) {
   if (const char* wrong = problem(x.a, x.b, x.out, x.N, x.K, x.Mt, x.E)) return wrong;
   if (x.E == 0 || x.N == 0 || x.K == 0) return nullptr;
   if (x.Mt == 0) {
-    zero_async(x.out, static_cast<std::size_t>(2 * x.E * x.N * x.K), stream);
+    if (!x.accumulate) {
+      zero_async(x.out, static_cast<std::size_t>(2 * x.E * x.N * x.K), stream);
+    }
     return nullptr;
   }
   Params p{};
   p.extents = {x.E, static_cast<int>(x.N), static_cast<int>(x.K), static_cast<int>(x.Mt)};
   p.offs = x.offs, p.a_scale = x.a_scale, p.b_scale = x.b_scale, p.counter = x.counter;
-  p.out = static_cast<std::uint16_t*>(x.out);
-  return run<Product::kContraction>(p, x.a, x.N, x.b, x.K, x.accumulation, stream);
+  p.a_block = x.a_block, p.b_block = x.b_block;
+  p.out = static_cast<std::uint16_t*>(x.out), p.accumulate = x.accumulate;
+  return run<Product::kContraction>(p, x.a, x.N, x.b, x.K, x.scaling, x.accumulation, stream);
 }
 
 }  // namespace octavo::gpu

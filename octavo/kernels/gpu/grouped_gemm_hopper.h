@@ -252,6 +252,15 @@ OCTAVO_DEVICE std::uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 
+/// Sums of eight bf16 with eight others, in fp32, rounded to nearest.
+OCTAVO_DEVICE Words4 add_bf16(const Words4& x, const Words4& y) {
+  const auto pair = [](std::uint32_t a, std::uint32_t b) {
+    return pack_bf16(__uint_as_float(a << 16) + __uint_as_float(b << 16),
+                     __uint_as_float(a & 0xFFFF0000u) + __uint_as_float(b & 0xFFFF0000u));
+  };
+  return {pair(x.x, y.x), pair(x.y, y.y), pair(x.z, y.z), pair(x.w, y.w)};
+}
+
 /// A load that stays where it is written: early, so that its latency passes during a product.
 OCTAVO_DEVICE float load_early(const float* address) {
   float value;

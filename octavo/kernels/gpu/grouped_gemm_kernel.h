@@ -32,10 +32,14 @@ inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 inline constexpr int kChunk = 64;  // columns of out that a warp stages at a time
 inline constexpr int kOutWarps = 4 * kConsumers;
 
+/// Accumulation and Scaling as one: kBlocks adds every 128 of the contraction, times its scales.
+enum class Sum : std::uint8_t { kFast, kFull, kBlocks };
+
 struct Shared {
   alignas(1024) std::uint8_t stages[kStages][kStageBytes];
   std::uint8_t staging[kOutWarps][16 * kChunk * 2];
-  float column_scale[kConsumers][2][kTileColumns];  // of the tile at hand and the one before
+  // Of the tile at hand and the one before; kBlocks: of the stage at hand and the one before.
+  float column_scale[kConsumers][2][kTileColumns];
   Group table[kMaxGroups + 1];
   std::uint64_t full[kStages], empty[kStages];
   Tile tile;                            // the next one, until all have read it
@@ -49,7 +53,9 @@ struct Params {
   Extents extents;
   const std::int32_t* offs;
   const float *a_scale, *b_scale;
+  std::int64_t a_block, b_block, b_group, b_row;  // strides of block scales
   std::uint16_t* out;
+  bool accumulate;  // kContraction: add to what out holds
   int* counter;
 };
 
@@ -147,7 +153,8 @@ OCTAVO_DEVICE void load(const Params& p, Shared& shared, bool b_by_groups) {
 struct Consumer {
   Shared& shared;
   Ring ring;
-  int warpgroup;  // 0 or 1
+  int warpgroup;         // 0 or 1
+  int scale_buffer = 0;  // which of column_scale is to be written next
 
   OCTAVO_DEVICE void wait() { barrier_wait(shared_address(&shared.full[ring.stage]), ring.parity); }
   /// This warp is done with the stage: so say two lanes to the two blocks that load into it.
@@ -198,19 +205,104 @@ OCTAVO_DEVICE void multiply_stage(float* d, std::uint64_t a, std::uint64_t b, bo
   }
 }
 
+/// How parts of 128 of the contraction (64 rows x 128 columns of a warpgroup) reach the sum:
+/// unscaled, or (kBlocks, below) times the scales of their blocks.
+template <Product P, Sum S, bool Wide>
+struct Scales {
+  OCTAVO_DEVICE Scales(const Params&, const Tile&, int /*warpgroup*/) {}
+  OCTAVO_DEVICE void begin(Consumer&) {}
+  OCTAVO_DEVICE void load_next() {}
+  OCTAVO_DEVICE void add(float* acc, const float (&part)[64], int /*half*/) const {
+#pragma unroll
+    for (int j = 0; j < 64; ++j) acc[j] += part[j];
+  }
+};
+
+/// Block scales come straight from memory, those of a stage during the products of the one before.
+/// A thread needs two of a's (its rows lane / 4 and + 8) and, of b's, one for each half where they
+/// span 128 rows of b, or else one for each of its columns: these go through shared memory.
+template <Product P, bool Wide>
+struct Scales<P, Sum::kBlocks, Wide> {
+  static constexpr bool kColumns = P == Product::kContraction;
+  static constexpr int kHalves = Wide ? 2 : 1;
+  const float *a_low, *a_high, *b;
+  std::int64_t a_step, b_step;  // to the next block
+  std::int64_t b_half;          // to the next 128 columns of the tile
+  float next_low, next_high, next_b[kHalves];
+  float low, high, of_half[kHalves];
+  const float* columns = nullptr;  // this thread's first, in shared memory
+
+  OCTAVO_DEVICE Scales(const Params& p, const Tile& tile, int warpgroup) {
+    const int thread = static_cast<int>(threadIdx.x) & 127, lane = thread & 31;
+    // Rows that do not exist take the last one's: they are not written, and nothing is read past
+    // the end.
+    const int row = 64 * warpgroup + thread / 32 * 16 + lane / 4, last = tile.rows - 1;
+    const std::int64_t block = kColumns ? tile.k / kDepth : 0;
+    const float* a = p.a_scale + tile.row + block * p.a_block;
+    a_low = a + min(row, last), a_high = a + min(row + 8, last), a_step = p.a_block;
+    if constexpr (kColumns) {
+      b = p.b_scale + tile.column + min(thread, tile.columns - 1) + block * p.b_block;
+      b_step = p.b_block, b_half = thread + 128 < tile.columns ? 128 : 0;
+    } else {
+      b = p.b_scale + tile.group * p.b_group + tile.column / 128 * p.b_row;
+      b_step = 1, b_half = p.b_row;
+    }
+    if (tile.length > 0) load_next();
+  }
+  OCTAVO_DEVICE void load_next() {
+    next_low = load_early(a_low), next_high = load_early(a_high);
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) next_b[h] = load_early(b + h * b_half);
+    a_low += a_step, a_high += a_step, b += b_step;
+  }
+  /// What was loaded becomes the stage's. Two buffers: whoever writes one has passed the barrier
+  /// that all reach after reading it.
+  OCTAVO_DEVICE void begin(Consumer& c) {
+    low = next_low, high = next_high;
+    if constexpr (kColumns) {
+      const int thread = static_cast<int>(threadIdx.x) & 127;
+      float* buffer = c.shared.column_scale[c.warpgroup][c.scale_buffer];
+      c.scale_buffer ^= 1;
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) buffer[thread + 128 * h] = next_b[h];
+      named_barrier(1 + c.warpgroup, 128);
+      columns = buffer + 2 * (thread & 3);
+    } else {
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) of_half[h] = next_b[h];
+    }
+  }
+  OCTAVO_DEVICE void add(float* acc, const float (&part)[64], int half) const {
+    float2 s = kColumns ? float2{} : float2{low * of_half[half], high * of_half[half]};
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      float* to = acc + 4 * j;
+      const float* from = part + 4 * j;
+      if constexpr (kColumns) {
+        s = *reinterpret_cast<const float2*>(columns + 128 * half + 8 * j);
+        to[0] += from[0] * (low * s.x), to[1] += from[1] * (low * s.y);
+        to[2] += from[2] * (high * s.x), to[3] += from[3] * (high * s.y);
+      } else {
+        to[0] += from[0] * s.x, to[1] += from[1] * s.x;
+        to[2] += from[2] * s.y, to[3] += from[3] * s.y;
+      }
+    }
+  }
+};
+
 /// acc += the sum over the tile's contraction.
 ///
 /// A last stage that is not full: columns past K arrive as zeros, but those past a group's end are
 /// the next group's. Fast: only the steps with columns of the group are taken, one at a time (ptxas
 /// serialises all products of a kernel in which some stand under a condition). Full: they are
 /// zeroed.
-template <Product P, Accumulation A, bool Wide>
-OCTAVO_DEVICE void sum(Consumer& c, float* acc, int length) {
+template <Product P, Sum S, bool Wide>
+OCTAVO_DEVICE void sum(Consumer& c, float* acc, int length, Scales<P, S, Wide> scales) {
   constexpr int kCount = Wide ? 128 : 64;
   constexpr bool kCut = P == Product::kContraction;
   const int blocks = kCut ? length / kDepth : tiles_along(length, kDepth);
   const int rest = length % kDepth;
-  if constexpr (A == Accumulation::kFast) {
+  if constexpr (S == Sum::kFast) {
     int before = -1;
     hold<kCount>(acc);
     for (int i = 0; i < blocks; ++i) {
@@ -247,6 +339,7 @@ OCTAVO_DEVICE void sum(Consumer& c, float* acc, int length) {
     float part[64];
     const bool accumulate = length < 0;  // never
     for (int left = length; left > 0; left -= kDepth) {
+      scales.begin(c);
       c.wait();
       if (kCut && left < kDepth) c.zero_columns(left, kDepth, 2 * kCount);
 #pragma unroll
@@ -255,11 +348,11 @@ OCTAVO_DEVICE void sum(Consumer& c, float* acc, int length) {
         wgmma_fence();
         multiply_stage<false>(part, c.a(), c.b() + h * (kHalfB >> 4), accumulate);
         wgmma_commit();
+        if (h == 0 && left > kDepth) scales.load_next();
         wgmma_wait<0>();
         hold<64>(part);
         if (64 * h + 64 == kCount) c.release(c.ring.stage);
-#pragma unroll
-        for (int j = 0; j < 64; ++j) acc[64 * h + j] += part[j];
+        scales.add(acc + 64 * h, part, h);
       }
       c.ring.advance();
     }
@@ -278,10 +371,10 @@ OCTAVO_DEVICE void pass(Consumer& c, int length) {
 /// Scales the accumulators, rounds them and writes the rows and columns that exist. Each warp turns
 /// its 16 rows around in its own shared memory, 64 columns at a time, to write whole lines; the
 /// next 64 are scaled while those are on their way.
-template <int Count>
+template <bool Scaled, int Count>
 OCTAVO_DEVICE void write(const float (&acc)[Count], float scale_low, float scale_high,
                          const float* column_scale, std::uint32_t staging, std::uint16_t* out,
-                         std::int64_t row_stride, int rows, int columns) {
+                         std::int64_t row_stride, int rows, int columns, bool accumulate) {
   constexpr int kChunks = Count / 32, kRowBytes = 2 * kChunk;
   const int lane = static_cast<int>(threadIdx.x) & 31;
   std::uint32_t packed[16];
@@ -289,6 +382,11 @@ OCTAVO_DEVICE void write(const float (&acc)[Count], float scale_low, float scale
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float* d = &acc[32 * chunk + 4 * j];
+      if constexpr (!Scaled) {
+        packed[2 * j] = pack_bf16(d[0], d[1]);
+        packed[2 * j + 1] = pack_bf16(d[2], d[3]);
+        continue;
+      }
       const float2 scale =
           *reinterpret_cast<const float2*>(column_scale + chunk * kChunk + 8 * j + 2 * (lane & 3));
       packed[2 * j] = pack_bf16(d[0] * scale.x * scale_low, d[1] * scale.y * scale_low);
@@ -320,18 +418,28 @@ OCTAVO_DEVICE void write(const float (&acc)[Count], float scale_low, float scale
     }
     if (chunk + 1 < kChunks) pack(chunk + 1);
     const bool inside = chunk * kChunk + 8 * load_piece < columns;
+    const auto place = [&](int i) {
+      return reinterpret_cast<Words4*>(out + 4 * i * row_stride + chunk * kChunk);
+    };
+    if (accumulate) {
+      Words4 held[4] = {};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (inside && 4 * i + load_row < rows) held[i] = *place(i);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) line[i] = add_bf16(line[i], held[i]);
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (inside && 4 * i + load_row < rows) {
-        *reinterpret_cast<Words4*>(out + 4 * i * row_stride + chunk * kChunk) = line[i];
-      }
+      if (inside && 4 * i + load_row < rows) *place(i) = line[i];
     }
     __syncwarp();
   }
 }
 
 /// A tile of which this warpgroup has rows and columns.
-template <Product P, Accumulation A, bool Wide>
+template <Product P, Sum S, bool Wide>
 OCTAVO_DEVICE void compute_tile(const Params& p, Consumer& c, const Tile& tile,
                                 float* column_scale) {
   const int thread = static_cast<int>(threadIdx.x) & 127, warp = thread / 32, lane = thread & 31;
@@ -340,6 +448,17 @@ OCTAVO_DEVICE void compute_tile(const Params& p, Consumer& c, const Tile& tile,
   const std::int64_t row = tile.row + row_in_tile +
                            (P == Product::kRows ? 0 : std::int64_t{tile.group} * p.extents.rows);
   const int rows = tile.rows - row_in_tile;  // this warp's, from row on
+  const std::uint32_t staging = shared_address(c.shared.staging[4 * c.warpgroup + warp]);
+  std::uint16_t* out = p.out + row * p.extents.columns + tile.column;
+  const bool accumulate = P == Product::kContraction && p.accumulate;
+  float acc[Wide ? 128 : 64] = {};
+  const Scales<P, S, Wide> of_parts(p, tile, c.warpgroup);
+  if constexpr (S == Sum::kBlocks) {
+    sum<P, S, Wide>(c, acc, tile.length, of_parts);
+    write<false>(acc, 0.0f, 0.0f, nullptr, staging, out, p.extents.columns, rows, tile.columns,
+                 accumulate);
+    return;
+  }
   // 0 * Inf would not be zero: a group without columns takes no scales.
   const bool low = lane / 4 < rows && tile.length > 0,
              high = lane / 4 + 8 < rows && tile.length > 0;
@@ -353,17 +472,15 @@ OCTAVO_DEVICE void compute_tile(const Params& p, Consumer& c, const Tile& tile,
     const bool inside = thread + 128 * i < tile.columns && tile.length > 0;
     scales[i] = inside ? load_early(b_scale + 128 * i) : 0.0f;
   }
-  float acc[Wide ? 128 : 64] = {};
-  sum<P, A, Wide>(c, acc, tile.length);
+  sum<P, S, Wide>(c, acc, tile.length, of_parts);
 #pragma unroll
   for (int i = 0; i < (Wide ? 2 : 1); ++i) column_scale[thread + 128 * i] = scales[i];
   named_barrier(1 + c.warpgroup, 128);
-  write(acc, scale_low, scale_high, column_scale,
-        shared_address(c.shared.staging[4 * c.warpgroup + warp]),
-        p.out + row * p.extents.columns + tile.column, p.extents.columns, rows, tile.columns);
+  write<true>(acc, scale_low, scale_high, column_scale, staging, out, p.extents.columns, rows,
+              tile.columns, accumulate);
 }
 
-template <Product P, Accumulation A>
+template <Product P, Sum S>
 OCTAVO_DEVICE void compute(const Params& p, Shared& shared) {
   Consumer c{shared, {}, uniform(static_cast<int>(threadIdx.x) / 128)};
   std::uint32_t parity = 0;
@@ -376,15 +493,15 @@ OCTAVO_DEVICE void compute(const Params& p, Shared& shared) {
     if (tile.columns == 0 || tile.rows <= 64 * c.warpgroup) {
       pass(c, tile.length);
     } else if (tile.columns > 128) {
-      compute_tile<P, A, true>(p, c, tile, column_scale);
+      compute_tile<P, S, true>(p, c, tile, column_scale);
     } else {
-      compute_tile<P, A, false>(p, c, tile, column_scale);
+      compute_tile<P, S, false>(p, c, tile, column_scale);
     }
   }
 }
 
 /// What every thread of the kernel does.
-template <Product P, Accumulation A>
+template <Product P, Sum S>
 OCTAVO_DEVICE void grouped_gemm(const Params& p) {
   extern __shared__ std::uint8_t memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -404,7 +521,7 @@ OCTAVO_DEVICE void grouped_gemm(const Params& p) {
 
   if (threadIdx.x < 128 * kConsumers) {
     take_registers<kConsumerRegisters>();
-    compute<P, A>(p, shared);
+    compute<P, S>(p, shared);
   } else {
     give_registers<kProducerRegisters>();
     const int thread = static_cast<int>(threadIdx.x) - 128 * kConsumers;

@@ -24,9 +24,11 @@ struct PlanGroupsArgs {
   std::int64_t zero_count = 0;
 };
 
-/// One launch. Every group has a tile, empty ones too. Columns no group has, and rows no group has,
-/// are in tiles of group `groups`. Needs columns >= rows rounded up to the alignment + groups *
-/// alignment, a multiple of it, below 2^31 - 128 * (groups + 2).
+/// One launch. Tiles end where a multiple of 128 columns of the transposed layout or the group
+/// does, so that all but a group's first and last write whole lines of it. Every group has a tile,
+/// empty ones too. Columns no group has, and rows no group has, are in tiles of group `groups`.
+/// Needs columns >= rows rounded up to the alignment + groups * alignment, a multiple of it, below
+/// 2^31 - 128 * (groups + 2).
 void plan_groups(const PlanGroupsArgs& args, Stream stream);
 
 /// Tiles enough for any offsets.

@@ -28,6 +28,9 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public Float8Layer
   explicit ExpertsImpl(const ExpertsOptions& options);
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
+  std::vector<CachedWeight> cached_weights() override {
+    return {{gate_up_proj, gate_up_cache}, {down_proj, down_cache}};
+  }
 
   /// x: (M, D) sorted by expert; offs: (E) int32, END offset of each group, the last of which is M.
   /// (M, D) in x's dtype. An expert without tokens has gradients of exactly zero. Errors: see
@@ -40,6 +43,7 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public Float8Layer
   ExpertsOptions options;
   torch::Tensor gate_up_proj;  // (E, 2F, D)
   torch::Tensor down_proj;     // (E, D, F)
+  std::optional<WeightCache> gate_up_cache, down_cache;
 };
 TORCH_MODULE(Experts);
 

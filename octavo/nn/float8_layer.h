@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "octavo/nn/weight_cache.h"
 #include "octavo/ops/float8_linear.h"
 #include "octavo/recipe/recipe.h"
 
@@ -16,8 +17,24 @@ namespace octavo::nn {
 struct Float8Layer {
   virtual ~Float8Layer() = default;
 
+  /// A weight and its cache, which is off (no value) by default: enable_weight_caches().
+  struct CachedWeight {
+    const torch::Tensor& weight;
+    std::optional<WeightCache>& cache;
+  };
+  virtual std::vector<CachedWeight> cached_weights() = 0;
+
   std::optional<Recipe> recipe;  ///< none: high precision
   KeepWeightTransposed keep_weight_transposed = KeepWeightTransposed::kAuto;
+  /// For a trainer that owns the weights: from the second backward pass on, while weight.grad()
+  /// holds the first's gradient, dw is added to it inside the product
+  /// (Float8LinearOptions::accumulate_into). Ignored without a recipe, where the weight has hooks,
+  /// and where its gradient is not contiguous or of another dtype.
+  bool accumulate_gradient = false;
+
+ protected:
+  /// weight.grad() where dw is to be added to it, otherwise undefined.
+  torch::Tensor gradient_to_add_to(const torch::Tensor& weight) const;
 };
 
 struct NamedFloat8Layer {
@@ -28,5 +45,9 @@ struct NamedFloat8Layer {
 /// Every one below `module`, in the order modules are registered; one registered
 /// twice appears under its first name.
 std::vector<NamedFloat8Layer> float8_layers(const torch::nn::Module& module);
+
+/// Sets accumulate_gradient on every one below `module`, and on itself, whose weights have no
+/// second name there (tied weights have gradients of two origins).
+void accumulate_gradients(torch::nn::Module& module);
 
 }  // namespace octavo::nn

@@ -1,24 +1,10 @@
 #include "octavo/nn/linear.h"
 
 #include <ATen/autocast_mode.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <cmath>
-#include <map>
 
 namespace octavo::nn {
-namespace {
-
-// Whether somebody wants to see gradients of w as autograd hands them over.
-bool has_hooks(const at::Tensor& w) {
-  namespace impl = torch::autograd::impl;
-  if (!impl::hooks(w).empty() || impl::post_acc_grad_hooks(w) != nullptr) return true;
-  const auto accumulator = impl::try_get_grad_accumulator(w);
-  return accumulator && !(accumulator->pre_hooks().empty() && accumulator->post_hooks().empty());
-}
-
-}  // namespace
 
 LinearImpl::LinearImpl(const LinearOptions& options) : options(options) { reset(); }
 
@@ -83,25 +69,8 @@ torch::Tensor LinearImpl::forward_shared(const LinearInput& input) {
   Float8LinearOptions with{.keep_weight_transposed = keep_weight_transposed};
   if (input.quantized && input.recipe == recipe) with.input = &*input.quantized;
   if (weight_cache) with.weight = &weight_cache->get(weight, *recipe);
-  if (accumulate_gradient && at::GradMode::is_enabled() && weight.requires_grad()) {
-    const at::Tensor& gradient = weight.grad();
-    if (gradient.defined() && gradient.is_contiguous() &&
-        gradient.scalar_type() == weight.scalar_type() && !has_hooks(weight)) {
-      with.accumulate_into = gradient;
-    }
-  }
+  with.accumulate_into = gradient_to_add_to(weight);
   return float8_linear(x, weight, b, *recipe, with);
-}
-
-void accumulate_gradients(torch::nn::Module& module) {
-  std::map<const c10::TensorImpl*, int> names;
-  for (const auto& item : module.named_parameters()) ++names[item.value().unsafeGetTensorImpl()];
-  module.apply([&](torch::nn::Module& each) {
-    auto* linear = dynamic_cast<LinearImpl*>(&each);
-    if (linear && names[linear->weight.unsafeGetTensorImpl()] == 1) {
-      linear->accumulate_gradient = true;
-    }
-  });
 }
 
 }  // namespace octavo::nn

@@ -8,7 +8,6 @@
 #include <optional>
 
 #include "octavo/nn/float8_layer.h"
-#include "octavo/nn/weight_cache.h"
 #include "octavo/ops/float8_linear.h"
 #include "octavo/recipe/recipe.h"
 
@@ -44,6 +43,7 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl>, public Float8Layer {
   explicit LinearImpl(const LinearOptions& options);
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
+  std::vector<CachedWeight> cached_weights() override { return {{weight, weight_cache}}; }
 
   torch::Tensor forward(const torch::Tensor& x);  // (..., in) -> (..., out)
   torch::Tensor forward_shared(const LinearInput& input);
@@ -53,19 +53,10 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl>, public Float8Layer {
   void tie_weight(const torch::Tensor& other);
 
   LinearOptions options;
-  torch::Tensor weight;                     // (out_features, in_features)
-  torch::Tensor bias;                       // (out_features) or undefined
-  std::optional<WeightCache> weight_cache;  // off by default: enable_weight_caches()
-  /// For a trainer that owns the weight: from the second backward pass on, while weight.grad()
-  /// holds the first's gradient, dw is added to it inside the product
-  /// (Float8LinearOptions::accumulate_into). Ignored without a recipe, where the weight has hooks,
-  /// and where its gradient is not contiguous or of another dtype.
-  bool accumulate_gradient = false;
+  torch::Tensor weight;  // (out_features, in_features)
+  torch::Tensor bias;    // (out_features) or undefined
+  std::optional<WeightCache> weight_cache;
 };
 TORCH_MODULE(Linear);
-
-/// Sets accumulate_gradient on every linear below `module` whose weight has no second name there
-/// (tied weights have gradients of two origins).
-void accumulate_gradients(torch::nn::Module& module);
 
 }  // namespace octavo::nn

@@ -3,20 +3,9 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
-#include "octavo/nn/linear.h"
+#include "octavo/nn/float8_layer.h"
 
 namespace octavo::nn {
-namespace {
-
-template <class Body>
-void for_each_linear(torch::nn::Module& module, const Body& body) {
-  module.apply([&](torch::nn::Module& each) {
-    if (auto* linear = dynamic_cast<LinearImpl*>(&each)) body(*linear);
-  });
-}
-
-}  // namespace
-
 const QuantizedLayouts& WeightCache::get(const at::Tensor& w, const Recipe& recipe) {
   const void* memory = w.const_data_ptr();
   if (!weight_ || memory != memory_ || recipe != recipe_) {
@@ -31,12 +20,20 @@ const QuantizedLayouts& WeightCache::get(const at::Tensor& w, const Recipe& reci
 }
 
 void enable_weight_caches(torch::nn::Module& module) {
-  for_each_linear(module, [](LinearImpl& linear) { linear.weight_cache.emplace(); });
+  module.apply([](torch::nn::Module& each) {
+    auto* layer = dynamic_cast<Float8Layer*>(&each);
+    if (layer == nullptr) return;
+    for (const Float8Layer::CachedWeight& one : layer->cached_weights()) one.cache.emplace();
+  });
 }
 
 void invalidate_weight_caches(torch::nn::Module& module) {
-  for_each_linear(module, [](LinearImpl& linear) {
-    if (linear.weight_cache) linear.weight_cache->invalidate();
+  module.apply([](torch::nn::Module& each) {
+    auto* layer = dynamic_cast<Float8Layer*>(&each);
+    if (layer == nullptr) return;
+    for (const Float8Layer::CachedWeight& one : layer->cached_weights()) {
+      if (one.cache) one.cache->invalidate();
+    }
   });
 }
 

@@ -28,7 +28,8 @@ class WeightCache {
   Recipe recipe_;
 };
 
-/// Gives every octavo::nn::Linear below `module` an empty cache; without a recipe it stays empty.
+/// Gives every weight of octavo::nn::Linear and Experts below `module` an empty cache; without a
+/// recipe it stays empty.
 void enable_weight_caches(torch::nn::Module& module);
 
 /// Empties every cache below `module`: after an optimiser's step and after loading parameters.

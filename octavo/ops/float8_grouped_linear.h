@@ -7,6 +7,16 @@
 
 namespace octavo {
 
+struct GroupedLinearOptions {
+  KeepWeightTransposed keep_weight_transposed = KeepWeightTransposed::kAuto;
+  /// quantize_weight(w, recipe), or nullptr. The bits are those of a call without it as long as w
+  /// is what it was: nobody checks that. keep_weight_transposed means nothing then.
+  const QuantizedLayouts* weight = nullptr;
+  /// w.grad(), contiguous and of w's dtype, or undefined: as Float8LinearOptions::accumulate_into,
+  /// but the bits are those of autograd's own sum on every device.
+  at::Tensor accumulate_into = {};
+};
+
 /// y[m,:] = x[m,:] . w[g]^T for the rows m of group g, with FP8 products, differentiable: the
 /// linear layers of E experts, whose tokens lie together by groups.
 ///
@@ -24,11 +34,11 @@ namespace octavo {
 /// mxfp8, with scales of each expert and each group; tensorwise is an error that names rowwise.
 /// fast_accumulation is all unless the recipe says otherwise (Recipe::resolve_experts()).
 /// Backward keeps FP8 operands only, as float8_linear(); w's transposed layout (E K N bytes)
-/// is kept where M >= N, or as `keep` says. Gradients not asked for cost nothing. Under autocast x
-/// is cast, w is not. Second derivatives are an error when they are asked for. Deterministic.
-/// Errors: sizes that do not match, unsupported dtype or device, offs, recipe errors.
+/// is kept where M >= N, or as the option says. Gradients not asked for cost nothing. Under
+/// autocast x is cast, w is not. Second derivatives are an error when they are asked for.
+/// Deterministic. Errors: sizes that do not match, unsupported dtype or device, offs, recipe
+/// errors.
 at::Tensor float8_grouped_linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& offs,
-                                 const Recipe& recipe,
-                                 KeepWeightTransposed keep = KeepWeightTransposed::kAuto);
+                                 const Recipe& recipe, const GroupedLinearOptions& options = {});
 
 }  // namespace octavo

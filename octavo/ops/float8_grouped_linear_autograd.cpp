@@ -11,17 +11,31 @@
 namespace octavo::ops {
 namespace {
 
+std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+}
+
+// What the caller gives besides the operands; undefined where it does not. Nothing of it is
+// differentiable.
+struct GroupedGiven {
+  QuantizedLayouts weight = {};
+  at::Tensor accumulate_into = {};
+};
+
 class Float8GroupedLinear : public torch::autograd::Function<Float8GroupedLinear> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
                             const at::Tensor& w, const at::Tensor& offs, const std::string& recipe,
-                            bool keep_weight_transposed) {
+                            bool keep_weight_transposed, const GroupedGiven& given) {
     const bool need_dx = x.requires_grad(), need_dw = w.requires_grad();
+    const bool transposed_given = given.weight.transposed.defined();
+    if (transposed_given) keep_weight_transposed = false;
     GroupedForwardResult result;
     {
       at::AutoDispatchBelowADInplaceOrView guard;
-      result = call_float8_grouped_linear_forward(x, w, offs, recipe, need_dx, need_dw,
-                                                  keep_weight_transposed);
+      result = call_float8_grouped_linear_forward(
+          x, w, offs, recipe, need_dx, need_dw, keep_weight_transposed,
+          if_defined(given.weight.rows), if_defined(given.weight.rows_scale));
     }
     auto& [y, x_bytes, x_scale, w_bytes, w_scale] = result;
     // Undefined: not wanted. Without a scale: high precision.
@@ -35,7 +49,10 @@ class Float8GroupedLinear : public torch::autograd::Function<Float8GroupedLinear
       }
     }
     if (need_dx) {
-      if (keep_weight_transposed) {
+      if (transposed_given) {
+        saved_w = given.weight.transposed;
+        saved_w_scale = given.weight.transposed_scale;
+      } else if (keep_weight_transposed) {
         saved_w = w_bytes;
         saved_w_scale = w_scale;
       } else {
@@ -45,6 +62,10 @@ class Float8GroupedLinear : public torch::autograd::Function<Float8GroupedLinear
     ctx->save_for_backward({saved_x, saved_x_scale, saved_w, saved_w_scale, offs});
     ctx->saved_data["recipe"] = recipe;
     ctx->saved_data["dw_dtype"] = static_cast<std::int64_t>(w.scalar_type());
+    // Not save_for_backward: that is for tensors nobody writes to between the passes.
+    if (given.accumulate_into.defined()) {
+      ctx->saved_data["accumulate_into"] = given.accumulate_into;
+    }
     return y;
   }
 
@@ -54,15 +75,26 @@ class Float8GroupedLinear : public torch::autograd::Function<Float8GroupedLinear
     // What this backward pass asks for may be less than what forward prepared for.
     const bool need_dx = ctx->needs_input_grad(0), need_dw = ctx->needs_input_grad(1);
     const auto given = [](bool need, const at::Tensor& tensor) {
-      return need && tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+      return need ? if_defined(tensor) : std::nullopt;
+    };
+    const bool accumulates = need_dw && ctx->saved_data.count("accumulate_into") != 0;
+    const auto run = [&](const auto& operation, const auto&... more) {
+      at::AutoDispatchBelowADInplaceOrView guard;
+      return operation(grads[0], given(need_dw, saved[0]), given(need_dw, saved[1]),
+                       given(need_dx, saved[2]), given(need_dx, saved[3]), saved[4],
+                       ctx->saved_data["recipe"].toStringRef(),
+                       static_cast<at::ScalarType>(ctx->saved_data["dw_dtype"].toInt()), more...);
     };
     GroupedBackwardResult result;
-    {
-      at::AutoDispatchBelowADInplaceOrView guard;
-      result = call_float8_grouped_linear_backward(
-          grads[0], given(need_dw, saved[0]), given(need_dw, saved[1]), given(need_dx, saved[2]),
-          given(need_dx, saved[3]), saved[4], ctx->saved_data["recipe"].toStringRef(),
-          static_cast<at::ScalarType>(ctx->saved_data["dw_dtype"].toInt()));
+    if (accumulates) {
+      TORCH_CHECK(
+          !at::GradMode::is_enabled(),
+          "float8_grouped_linear: accumulate_into has no second derivative; call backward() "
+          "without create_graph");
+      result = run(float8_grouped_linear_backward_kernel,
+                   std::optional(ctx->saved_data["accumulate_into"].toTensor()));
+    } else {
+      result = run(call_float8_grouped_linear_backward);
     }
     const auto wanted = [](bool need, const at::Tensor& gradient) {
       if (!need) return at::Tensor();
@@ -70,8 +102,12 @@ class Float8GroupedLinear : public torch::autograd::Function<Float8GroupedLinear
                  ? without_derivative("float8_grouped_linear's backward", gradient)
                  : gradient;
     };
-    return {wanted(need_dx, std::get<0>(result)), wanted(need_dw, std::get<1>(result)),
-            at::Tensor(), at::Tensor(), at::Tensor()};
+    return {wanted(need_dx, std::get<0>(result)),
+            wanted(need_dw && !accumulates, std::get<1>(result)),
+            at::Tensor(),
+            at::Tensor(),
+            at::Tensor(),
+            at::Tensor()};
   }
 };
 
@@ -86,27 +122,39 @@ bool keeps_expert_weights(const at::Tensor& x, const at::Tensor& w, std::string_
 }
 
 at::Tensor grouped_linear_autograd(const at::Tensor& x, const at::Tensor& w, const at::Tensor& offs,
-                                   std::string_view recipe,
-                                   std::string_view keep_weight_transposed) {
+                                   std::string_view recipe, std::string_view keep_weight_transposed,
+                                   const std::optional<at::Tensor>& w_rows,
+                                   const std::optional<at::Tensor>& w_rows_scale,
+                                   const std::optional<at::Tensor>& w_transposed,
+                                   const std::optional<at::Tensor>& w_transposed_scale) {
   refuse_tangents("float8_grouped_linear", {x, w});
   if (!requires_derivative({x, w})) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    return call_float8_grouped_linear(x, w, offs, recipe, keep_weight_transposed);
+    return call_float8_grouped_linear(x, w, offs, recipe, keep_weight_transposed, w_rows,
+                                      w_rows_scale, w_transposed, w_transposed_scale);
   }
-  return Float8GroupedLinear::apply(x, w, offs, std::string(recipe),
-                                    keeps_expert_weights(x, w, keep_weight_transposed));
+  check_quantized_experts("w_transposed", w, w_transposed, w_transposed_scale);
+  const auto or_undefined = [](const std::optional<at::Tensor>& t) {
+    return t ? *t : at::Tensor();
+  };
+  return Float8GroupedLinear::apply(
+      x, w, offs, std::string(recipe), keeps_expert_weights(x, w, keep_weight_transposed),
+      GroupedGiven{.weight = {or_undefined(w_rows), or_undefined(w_rows_scale),
+                              or_undefined(w_transposed), or_undefined(w_transposed_scale)}});
 }
 
 GroupedForwardResult grouped_forward_autograd(const at::Tensor& x, const at::Tensor& w,
                                               const at::Tensor& offs, std::string_view recipe,
                                               bool need_dx, bool need_dw,
-                                              bool keep_weight_transposed) {
+                                              bool keep_weight_transposed,
+                                              const std::optional<at::Tensor>& w_rows,
+                                              const std::optional<at::Tensor>& w_rows_scale) {
   refuse_tangents("float8_grouped_linear_forward", {x, w});
   GroupedForwardResult result;
   {
     at::AutoDispatchBelowADInplaceOrView guard;
     result = call_float8_grouped_linear_forward(x, w, offs, recipe, need_dx, need_dw,
-                                                keep_weight_transposed);
+                                                keep_weight_transposed, w_rows, w_rows_scale);
   }
   if (requires_derivative({x, w})) {
     std::get<0>(result) = without_derivative(
@@ -141,15 +189,39 @@ GroupedBackwardResult grouped_backward_autograd(const at::Tensor& dy,
 // Only x takes the autocast dtype: w is quantised from its own type, and so w.grad keeps it.
 template <at::DeviceType device>
 at::Tensor grouped_linear_autocast(const at::Tensor& x, const at::Tensor& w, const at::Tensor& offs,
-                                   std::string_view recipe,
-                                   std::string_view keep_weight_transposed) {
+                                   std::string_view recipe, std::string_view keep_weight_transposed,
+                                   const std::optional<at::Tensor>& w_rows,
+                                   const std::optional<at::Tensor>& w_rows_scale,
+                                   const std::optional<at::Tensor>& w_transposed,
+                                   const std::optional<at::Tensor>& w_transposed_scale) {
   c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
   return call_float8_grouped_linear(
       at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), x, device), w, offs,
-      recipe, keep_weight_transposed);
+      recipe, keep_weight_transposed, w_rows, w_rows_scale, w_transposed, w_transposed_scale);
 }
 
 }  // namespace
+
+at::Tensor float8_grouped_linear_recorded(const at::Tensor& x, const at::Tensor& w,
+                                          const at::Tensor& offs, const std::string& recipe,
+                                          const GroupedLinearOptions& options) {
+  refuse_tangents("float8_grouped_linear", {x, w});
+  const at::Tensor& into = options.accumulate_into;
+  TORCH_CHECK(
+      at::GradMode::is_enabled() && !at::autocast::is_autocast_enabled(x.device().type()),
+      "float8_grouped_linear: accumulate_into is for calls whose graph is recorded, without "
+      "autocast; leave it out otherwise");
+  TORCH_CHECK(w.requires_grad() && into.sizes() == w.sizes() &&
+                  into.scalar_type() == w.scalar_type() && into.is_contiguous() &&
+                  into.device() == w.device(),
+              "float8_grouped_linear: accumulate_into: expected the gradient of a w that requires "
+              "one, a contiguous ",
+              w.scalar_type(), " ", w.sizes(), "; leave it undefined for others");
+  return Float8GroupedLinear::apply(
+      x, w, offs, recipe, keeps_expert_weights(x, w, name(options.keep_weight_transposed)),
+      GroupedGiven{.weight = options.weight ? *options.weight : QuantizedLayouts{},
+                   .accumulate_into = into});
+}
 
 TORCH_LIBRARY_IMPL(octavo, Autograd, m) {
   m.impl("float8_grouped_linear", &grouped_linear_autograd);

@@ -12,18 +12,27 @@ namespace octavo::ops {
 namespace {
 
 at::Tensor grouped_linear_meta(const at::Tensor& x, const at::Tensor& w, const at::Tensor& offs,
-                               std::string_view recipe, std::string_view keep_weight_transposed) {
+                               std::string_view recipe, std::string_view keep_weight_transposed,
+                               const std::optional<at::Tensor>& w_rows,
+                               const std::optional<at::Tensor>& w_rows_scale,
+                               const std::optional<at::Tensor>& w_transposed,
+                               const std::optional<at::Tensor>& w_transposed_scale) {
   resolve_experts_for(recipe, x.device());
   parse_keep("keep_weight_transposed", keep_weight_transposed);
   check_grouped_forward_arguments(x, w, offs);
+  check_quantized_experts("w_rows", w, w_rows, w_rows_scale);
+  check_quantized_experts("w_transposed", w, w_transposed, w_transposed_scale);
   return at::empty_symint({x.sym_size(0), w.sym_size(1)}, x.options());
 }
 
 GroupedForwardResult grouped_forward_meta(const at::Tensor& x, const at::Tensor& w,
                                           const at::Tensor& offs, std::string_view recipe,
-                                          bool need_dx, bool need_dw, bool keep_weight_transposed) {
+                                          bool need_dx, bool need_dw, bool keep_weight_transposed,
+                                          const std::optional<at::Tensor>& w_rows,
+                                          const std::optional<at::Tensor>& w_rows_scale) {
   const LinearSpec spec = resolve_experts_for(recipe, x.device());
   check_grouped_forward_arguments(x, w, offs);
+  check_quantized_experts("w_rows", w, w_rows, w_rows_scale);
   const c10::SymInt m = x.sym_size(0), e = w.sym_size(0), n = w.sym_size(1), k = w.sym_size(2);
   const bool keep_x = need_dw && !spec.dw.high_precision();
   const bool keep_w = need_dx && keep_weight_transposed;
@@ -64,6 +73,17 @@ GroupedBackwardResult grouped_backward_meta(const at::Tensor& dy,
 }
 
 }  // namespace
+
+QuantizedWeightResult quantize_experts_weight_meta(const at::Tensor& w, std::string_view recipe) {
+  const LinearSpec spec = resolve_experts_for(recipe, w.device());
+  check_grouped_weight(w);
+  const c10::SymInt e = w.sym_size(0), n = w.sym_size(1), k = w.sym_size(2);
+  const at::TensorOptions bytes = w.options().dtype(at::kByte);
+  return {at::empty_symint({e, n, k}, bytes),
+          empty_flat_expert_scale_meta(w, spec.forward.b->granularity, e, n, k),
+          at::empty_symint({e, k, n}, bytes),
+          empty_flat_expert_scale_meta(w, spec.dx.b->granularity, e, k, n)};
+}
 
 TORCH_LIBRARY_IMPL(octavo, Meta, m) {
   m.impl("float8_grouped_linear", &grouped_linear_meta);

@@ -40,19 +40,25 @@ void check_grouped_saved(const char* argument, const std::optional<at::Tensor>& 
 
 at::Tensor call_float8_grouped_linear(const at::Tensor& x, const at::Tensor& w,
                                       const at::Tensor& offs, std::string_view recipe,
-                                      std::string_view keep_weight_transposed) {
+                                      std::string_view keep_weight_transposed,
+                                      const std::optional<at::Tensor>& w_rows,
+                                      const std::optional<at::Tensor>& w_rows_scale,
+                                      const std::optional<at::Tensor>& w_transposed,
+                                      const std::optional<at::Tensor>& w_transposed_scale) {
   static const auto op =
       find_grouped<decltype(call_float8_grouped_linear)>("octavo::float8_grouped_linear");
-  return op.call(x, w, offs, recipe, keep_weight_transposed);
+  return op.call(x, w, offs, recipe, keep_weight_transposed, w_rows, w_rows_scale, w_transposed,
+                 w_transposed_scale);
 }
 
-GroupedForwardResult call_float8_grouped_linear_forward(const at::Tensor& x, const at::Tensor& w,
-                                                        const at::Tensor& offs,
-                                                        std::string_view recipe, bool need_dx,
-                                                        bool need_dw, bool keep_weight_transposed) {
+GroupedForwardResult call_float8_grouped_linear_forward(
+    const at::Tensor& x, const at::Tensor& w, const at::Tensor& offs, std::string_view recipe,
+    bool need_dx, bool need_dw, bool keep_weight_transposed,
+    const std::optional<at::Tensor>& w_rows, const std::optional<at::Tensor>& w_rows_scale) {
   static const auto op = find_grouped<decltype(call_float8_grouped_linear_forward)>(
       "octavo::float8_grouped_linear_forward");
-  return op.call(x, w, offs, recipe, need_dx, need_dw, keep_weight_transposed);
+  return op.call(x, w, offs, recipe, need_dx, need_dw, keep_weight_transposed, w_rows,
+                 w_rows_scale);
 }
 
 GroupedBackwardResult call_float8_grouped_linear_backward(
@@ -65,15 +71,33 @@ GroupedBackwardResult call_float8_grouped_linear_backward(
   return op.call(dy, x, x_scale, w, w_scale, offs, recipe, dw_dtype);
 }
 
+void check_grouped_weight(const at::Tensor& w) {
+  TORCH_CHECK(w.dim() == 3, "float8_grouped_linear: w must be (E, N, K), got ", w.dim(),
+              " dimensions; stack the experts' weights");
+  check_grouped_dtype("w", w);
+}
+
+void check_quantized_experts(const char* argument, const at::Tensor& w,
+                             const std::optional<at::Tensor>& bytes,
+                             const std::optional<at::Tensor>& scale) {
+  TORCH_CHECK(bytes.has_value() == scale.has_value(), "float8_grouped_linear: expected ", argument,
+              " and ", argument, "_scale together, got only ", bytes ? argument : "the scale",
+              "; pass both of what quantize_weight gave");
+  if (!bytes) return;
+  TORCH_CHECK(bytes->scalar_type() == at::kByte && bytes->dim() == 3 && scale->dim() == 1,
+              "float8_grouped_linear: ", argument, " must be three dimensions of bytes with flat ",
+              "scales, got ", bytes->scalar_type(), " with ", bytes->dim(),
+              " dimensions and scales with ", scale->dim(), "; pass what quantize_weight gave");
+  check_one_device("float8_grouped_linear", {w, *bytes, *scale});
+}
+
 void check_grouped_forward_arguments(const at::Tensor& x, const at::Tensor& w,
                                      const at::Tensor& offs) {
   TORCH_CHECK(x.dim() == 2,
               "float8_grouped_linear: x must be (M, K), tokens sorted by expert, got ", x.dim(),
               " dimensions; flatten the leading ones");
-  TORCH_CHECK(w.dim() == 3, "float8_grouped_linear: w must be (E, N, K), got ", w.dim(),
-              " dimensions; stack the experts' weights");
+  check_grouped_weight(w);
   check_grouped_dtype("x", x);
-  check_grouped_dtype("w", w);
   check_offsets_type("offs", offs);
   check_one_device("float8_grouped_linear", {x, w, offs});
 }

@@ -11,6 +11,7 @@
 
 #include "octavo/gemm/scaled_mm.h"
 #include "octavo/ops/bias_gradient.h"
+#include "octavo/ops/float8_grouped_linear_ops.h"
 #include "octavo/ops/float8_linear_ops.h"
 #include "octavo/ops/names.h"
 #include "octavo/ops/scale_layout.h"
@@ -102,6 +103,7 @@ at::Tensor float8_linear_kernel(const at::Tensor& x, const at::Tensor& w,
 }
 
 QuantizedWeightResult quantize_weight_kernel(const at::Tensor& w, std::string_view recipe) {
+  if (w.dim() == 3) return quantize_experts_weight(w, recipe);
   const LinearSpec spec = resolve_for(recipe, w.device());
   check_weight_argument(w);
   const QuantizedLayouts layouts =

@@ -24,9 +24,9 @@ struct QuantizedLayouts {
   at::Tensor transposed_scale;  ///< flat
 };
 
-/// What float8_linear makes of w (N, K) by itself, both layouts, to be made once and given to
-/// several calls. Not differentiable: dw comes from float8_linear's own w. Errors: as
-/// float8_linear's.
+/// What float8_linear makes of w (N, K) by itself, or float8_grouped_linear of experts' w (E, N,
+/// K), both layouts, to be made once and given to several calls. Not differentiable: dw comes from
+/// the linear's own w. Errors: as the linear's.
 QuantizedLayouts quantize_weight(const at::Tensor& w, const Recipe& recipe);
 
 /// What float8_linear makes of x (..., K) by itself, seen as (M, K): rows, and transposed where

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "octavo/ops/below.h"
+#include "octavo/ops/float8_grouped_linear_ops.h"
 #include "octavo/ops/float8_linear_ops.h"
 #include "octavo/ops/meta.h"
 #include "octavo/ops/names.h"
@@ -86,6 +87,7 @@ BackwardResult backward_meta(const at::Tensor& dy, const std::optional<at::Tenso
 }
 
 QuantizedWeightResult quantize_weight_meta(const at::Tensor& w, std::string_view recipe) {
+  if (w.dim() == 3) return quantize_experts_weight_meta(w, recipe);
   const LinearSpec spec = resolve_for(recipe, w.device());
   check_weight_argument(w);
   const c10::SymInt n = w.sym_size(0), k = w.sym_size(1);

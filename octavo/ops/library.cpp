@@ -12,8 +12,8 @@ TORCH_LIBRARY(octavo, m) {
       "Tensor? w_transposed=None, Tensor? w_transposed_scale=None) -> Tensor");
 
   // What float8_linear makes of w (N, K) by itself: w_rows (N, K), w_transposed (K, N), bytes with
-  // flat scales, for calls that share a weight. Not differentiable: w's gradient comes from
-  // float8_linear's own w.
+  // flat scales, for calls that share a weight; or float8_grouped_linear of w (E, N, K). Not
+  // differentiable: w's gradient comes from the linear's own w.
   m.def(
       "quantize_weight(Tensor w, str recipe=\"rowwise\") "
       "-> (Tensor w_rows, Tensor w_rows_scale, Tensor w_transposed, Tensor w_transposed_scale)");
@@ -54,10 +54,11 @@ TORCH_LIBRARY(octavo, m) {
 
   // y[m] = x[m] . w[g]^T for the rows m of group g: experts' linears (ops/float8_grouped_linear.h).
   // x (M, K), w (E, N, K), offs (E) int32. Two projections of one x (gate and up) are one call with
-  // w (E, 2F, K).
+  // w (E, 2F, K). w_rows ... w_transposed_scale: quantize_weight's of this w and recipe.
   m.def(
       "float8_grouped_linear(Tensor x, Tensor w, Tensor offs, str recipe=\"rowwise\", "
-      "str keep_weight_transposed=\"auto\") -> Tensor");
+      "str keep_weight_transposed=\"auto\", Tensor? w_rows=None, Tensor? w_rows_scale=None, "
+      "Tensor? w_transposed=None, Tensor? w_transposed_scale=None) -> Tensor");
 
   // The same, with what backward needs as explicit outputs, as float8_linear_forward's:
   //   x_bytes (K, Mt), x_scale: x transposed, each group aligned (quantize/quantize_grouped.h),
@@ -65,7 +66,8 @@ TORCH_LIBRARY(octavo, m) {
   //   w_bytes (E, K, N), w_scale: w transposed, where need_dx and keep_weight_transposed
   m.def(
       "float8_grouped_linear_forward(Tensor x, Tensor w, Tensor offs, str recipe, bool need_dx, "
-      "bool need_dw, bool keep_weight_transposed) "
+      "bool need_dw, bool keep_weight_transposed, Tensor? w_rows=None, "
+      "Tensor? w_rows_scale=None) "
       "-> (Tensor y, Tensor x_bytes, Tensor x_scale, Tensor w_bytes, Tensor w_scale)");
 
   // dx (M, K) in dy's dtype, wanted where w is given; dw (E, N, K) in dw_dtype, wanted where x is

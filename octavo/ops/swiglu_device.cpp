@@ -5,7 +5,8 @@
 namespace octavo::ops {
 namespace {
 
-at::Tensor as_float(const at::Tensor& x) { return x.to(at::kFloat); }
+// Contiguous too: LibTorch's silu of a strided tensor has other last bits than its vectorised one.
+at::Tensor as_float(const at::Tensor& x) { return x.to(at::kFloat).contiguous(); }
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/utils.h>
 
+#include "octavo/nn/experts.h"
 #include "octavo/nn/linear.h"
 
 namespace octavo::nn {
@@ -86,6 +87,71 @@ TEST(WeightCache, StaysEmptyWithoutARecipe) {
   enable_weight_caches(*layer);
   pass(layer, 1);
   EXPECT_FALSE(layer->weight_cache->filled());
+}
+
+// ------------------------------ Experts
+
+constexpr const char* kExpertRecipes[] = {"rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8"};
+
+Experts converted_experts(const char* recipe) {
+  torch::manual_seed(1);
+  Experts experts(ExpertsOptions{.experts = 3, .features = 48, .hidden = 32});
+  experts->recipe = Recipe::parse(recipe);
+  return experts;
+}
+
+// y, dx and both gradients of one pass; gradients add up over passes.
+std::vector<at::Tensor> experts_pass(Experts& experts, std::uint64_t seed) {
+  torch::manual_seed(seed);
+  const at::Tensor x = torch::randn({40, 48}).set_requires_grad(true);
+  const at::Tensor y = experts(x, at::tensor({17, 17, 40}, at::kInt));
+  y.backward(torch::randn_like(y));
+  return {y.detach(), x.grad(), experts->gate_up_proj.grad().clone(),
+          experts->down_proj.grad().clone()};
+}
+
+TEST(WeightCache, ExpertsHaveTheBitsOfExpertsWithout) {
+  for (const char* recipe : kExpertRecipes) {
+    Experts plain = converted_experts(recipe), cached = converted_experts(recipe);
+    enable_weight_caches(*cached);
+    for (std::uint64_t seed : {1, 2, 3}) {
+      const auto want = experts_pass(plain, seed), got = experts_pass(cached, seed);
+      for (std::size_t i = 0; i < want.size(); ++i) {
+        EXPECT_TRUE(at::equal(got[i], want[i])) << recipe << ", tensor " << i;
+      }
+    }
+    EXPECT_TRUE(cached->gate_up_cache->filled() && cached->down_cache->filled());
+  }
+}
+
+TEST(WeightCache, OfExpertsHoldsUntilItIsInvalidated) {
+  Experts experts = converted_experts("rowwise");
+  enable_weight_caches(*experts);
+  const at::Tensor before = experts_pass(experts, 1)[0];
+  {
+    torch::NoGradGuard no_grad;
+    experts->down_proj.mul_(-1);
+  }
+  EXPECT_TRUE(at::equal(experts_pass(experts, 1)[0], before));
+  invalidate_weight_caches(*experts);
+  EXPECT_TRUE(at::equal(experts_pass(experts, 1)[0], -before));
+}
+
+TEST(AccumulateGradient, OfExpertsSumsAsAutogradDoesInTheSameTensor) {
+  for (const char* recipe : kExpertRecipes) {
+    Experts plain = converted_experts(recipe), summed = converted_experts(recipe);
+    accumulate_gradients(*summed);
+    ASSERT_TRUE(summed->accumulate_gradient);
+    const void* gradient = nullptr;
+    for (std::uint64_t seed : {1, 2, 3}) {
+      const auto want = experts_pass(plain, seed), got = experts_pass(summed, seed);
+      if (seed == 1) gradient = summed->down_proj.grad().const_data_ptr();
+      EXPECT_EQ(summed->down_proj.grad().const_data_ptr(), gradient);
+      for (std::size_t i = 0; i < want.size(); ++i) {
+        EXPECT_TRUE(at::equal(got[i], want[i])) << recipe << ", tensor " << i;
+      }
+    }
+  }
 }
 
 // ------------------------------ accumulate_gradient

@@ -81,6 +81,39 @@ def test_opcheck_forward_and_backward(recipe):
     opcheck(backward, (dy, None, None, None, None, offs, recipe, torch.float32))
 
 
+@pytest.mark.parametrize("recipe", OPCHECKED)
+def test_weights_quantised_once_change_no_bit(recipe):
+    x, w, offs = operands([17, 0, 20, 3], past=2)
+    opcheck(octavo.quantize_weight.default, (w, recipe))
+    given = octavo.quantize_weight(w, recipe)
+    opcheck(octavo.float8_grouped_linear.default, (x, w, offs, recipe, "auto", *given))
+    opcheck(octavo.float8_grouped_linear_forward.default,
+            (x.detach(), w.detach(), offs, recipe, True, True, True, *given[:2]))
+    dy = torch.randn(42, 72)
+    want = run(x, w, offs, recipe, dy)
+    x.grad = w.grad = None
+    y = octavo.float8_grouped_linear(x, w, offs, recipe, "auto", *given)
+    y.backward(dy)
+    assert all(torch.equal(g, v) for g, v in zip((y.detach(), x.grad, w.grad), want))
+    with torch.no_grad():  # the given layouts are what counts, not w
+        assert torch.equal(octavo.float8_grouped_linear(x, torch.zeros_like(w), offs, recipe, "auto",
+                                                        *given), want[0])
+
+
+def test_weights_quantised_elsewhere_are_errors():
+    x, w, offs = operands([17, 0, 20, 3])
+    rows, rows_scale, transposed, transposed_scale = octavo.quantize_weight(w, "rowwise")
+    for given, message in [((rows,), "together"), ((rows[:3], rows_scale), "expected a contiguous"),
+                           ((rows, rows_scale[1:]), "scales of"),
+                           ((rows.float(), rows_scale), "bytes with flat"),
+                           ((rows, rows_scale, transposed), "together"),
+                           ((rows, rows_scale.to(torch.uint8)), "same recipe")]:
+        with pytest.raises(RuntimeError, match=message):
+            octavo.float8_grouped_linear(x, w, offs, "rowwise", "auto", *given)
+    with pytest.raises(RuntimeError, match="rowwise"):
+        octavo.quantize_weight(w, "tensorwise")
+
+
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_opcheck_quantize_grouped(granularity):
     x, _, offs = operands([17, 0, 20, 3], past=2, requires_grad=False)

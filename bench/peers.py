@@ -1,6 +1,7 @@
-"""Octavo's linear beside BF16 and torchao (eager and compiled), forward + backward, in one process.
+"""Octavo's linear, or experts, beside BF16 and torchao (eager and compiled), forward + backward, in one
+process.
 
-    OCTAVO_BUILD_DIR=build-cuda python bench/peers.py [--repetitions N] [--shapes MxKxN,...]
+    OCTAVO_BUILD_DIR=build-cuda python bench/peers.py [--moe] [--repetitions N] [--shapes MxKxN,...]
                                                     [--recipes R,...] [--micro-batches N] [--no-peers]
                                                     [--cuda-graphs]
 
@@ -16,6 +17,12 @@ are of one pass.
 
 --cuda-graphs: BF16 and Octavo once more, each step replayed from a CUDA graph: what small shapes take
 without the host's launches.
+
+--moe: a feed-forward network of experts, down(silu(gate(x)) * up(x)), by uneven groups; shapes are
+MxDxFxE. BF16 is torch._grouped_mm with a compiled activation, torchao its rowwise
+_to_fp8_rowwise_then_scaled_grouped_mm, both with gate and up apart and once more stacked as one weight
+(E, 2F, D), as Octavo's is. Group sizes are Dirichlet draws in multiples of 16, which torchao's
+products need. Fast accumulation in all products, the default of both libraries' experts.
 """
 
 import argparse
@@ -28,6 +35,10 @@ import torch
 
 SHAPES = "16384x4096x14336,16384x8192x8192,16384x4096x4096,4096x2048x2048"
 RECIPES = "tensorwise,rowwise,rowwise_with_gw_hp"
+# DeepSeek-V3 with 8 and 32 experts on a GPU, Llama 4 with 2 and 16, DeepSeek-MoE-16B.
+MOE_SHAPES = ("32768x7168x2048x8,32768x7168x2048x32,16384x5120x8192x2,16384x5120x8192x16,"
+              "49152x2048x1408x64")
+MOE_RECIPES = "rowwise,rowwise_with_gw_hp,blockwise"
 ROTATION = 3
 ROUNDS = 4
 SETTLE = 0.25
@@ -89,6 +100,79 @@ def graphed(step):
     return lambda i: graphs[i % ROTATION].replay()
 
 
+def uneven_ends(tokens, experts):
+    share = torch.distributions.Dirichlet(torch.full((experts,), 4.0)).sample()
+    sizes = (share * tokens / 16).floor().int() * 16
+    sizes[-1] += tokens - sizes.sum()
+    return sizes.cumsum(0).to(torch.int32).cuda()
+
+
+def moe_contenders(args, m, d, f, e):
+    """As contenders(), of experts."""
+    device = dict(device="cuda", dtype=torch.bfloat16)
+    xs = [torch.randn(m, d, **device).requires_grad_(True) for _ in range(ROTATION)]
+    dys = [torch.randn(m, d, **device) for _ in range(ROTATION)]
+    gate_up = torch.nn.Parameter(torch.randn(e, 2 * f, d, **device) * d**-0.5)
+    gate, up = (torch.nn.Parameter(part.detach().clone()) for part in gate_up.chunk(2, 1))
+    down = torch.nn.Parameter(torch.randn(e, d, f, **device) * f**-0.5)
+    offs = uneven_ends(m, e)
+    ops = torch.ops.octavo
+
+    def of(forward, prepare=lambda: ()):
+        def step(i):
+            for weight in (gate_up, gate, up, down):
+                weight.grad = None
+            given = prepare()
+            for j in range(i, i + args.micro_batches):
+                x = xs[j % ROTATION]
+                x.grad = None
+                forward(x, *given).backward(dys[j % ROTATION])
+        return step
+
+    def network(product, activation, stacked):
+        def forward(x):
+            if stacked:
+                h = activation(*product(x, gate_up.transpose(-2, -1)).chunk(2, -1))
+            else:
+                h = activation(product(x, gate.transpose(-2, -1)), product(x, up.transpose(-2, -1)))
+            return product(h, down.transpose(-2, -1))
+        return forward
+
+    def silu_times(g, u):
+        return torch.nn.functional.silu(g) * u
+
+    def bf16(a, b):
+        return torch._grouped_mm(a, b, offs=offs, out_dtype=torch.bfloat16)
+
+    yield "bf16", of(network(bf16, torch.compile(silu_times), stacked=False))
+    yield "bf16, gate and up stacked", of(network(bf16, torch.compile(silu_times), stacked=True))
+    for recipe in args.recipes.split(","):
+        def quantised(r=recipe):
+            if args.micro_batches == 1:
+                return ()
+            return (*ops.quantize_weight(gate_up, r), *ops.quantize_weight(down, r))
+
+        def forward(x, *given, r=recipe):
+            h = ops.swiglu(ops.float8_grouped_linear(x, gate_up, offs, r, "auto", *given[:4]))
+            return ops.float8_grouped_linear(h, down, offs, r, "auto", *given[4:])
+
+        yield f"octavo {recipe}", of(forward, quantised)
+    if args.no_peers:
+        return
+    from torchao.prototype.moe_training.fp8_grouped_mm import (
+        _to_fp8_rowwise_then_scaled_grouped_mm as to_fp8_and_product)
+
+    def rowwise(a, b):
+        return to_fp8_and_product(a, b, offs, torch.bfloat16, torch.float8_e4m3fn, False)
+
+    for stacked in (False, True):
+        more = ", gate and up stacked" if stacked else ""
+        yield f"torchao eager rowwise{more}", of(network(rowwise, silu_times, stacked))
+        torch._dynamo.reset()
+        yield (f"torchao compiled rowwise{more}",
+               of(torch.compile(network(rowwise, silu_times, stacked))))
+
+
 def settle(step):
     end = time.perf_counter() + SETTLE
     while time.perf_counter() < end:
@@ -120,20 +204,24 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=10,
                         help="timed steps a round")
-    parser.add_argument("--shapes", default=SHAPES)
-    parser.add_argument("--recipes", default=RECIPES)
+    parser.add_argument("--moe", action="store_true", help="experts instead of a linear")
+    parser.add_argument("--shapes")
+    parser.add_argument("--recipes")
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--cuda-graphs", action="store_true")
     parser.add_argument("--no-peers", action="store_true", help="Octavo and BF16 only")
     args = parser.parse_args()
+    args.shapes = args.shapes or (MOE_SHAPES if args.moe else SHAPES)
+    args.recipes = args.recipes or (MOE_RECIPES if args.moe else RECIPES)
 
     build = pathlib.Path(os.environ.get("OCTAVO_BUILD_DIR", "build-cuda"))
     torch.ops.load_library(str(build / "octavo" / "liboctavo.so"))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, medians of {ROUNDS} x {args.repetitions}, "
-          f"fast accumulation forward only, {args.micro_batches} micro-batches a step")
+          f"fast accumulation {'in all products' if args.moe else 'forward only'}, {args.micro_batches} micro-batches a step")
     for shape in args.shapes.split(","):
-        m, k, n = map(int, shape.split("x"))
-        steps = list(contenders(args, m, k, n))
+        torch.manual_seed(0)
+        sizes = map(int, shape.split("x"))
+        steps = list((moe_contenders if args.moe else contenders)(args, *sizes))
         if args.cuda_graphs:
             steps += [(f"{name}, CUDA graph", graphed(step)) for name, step in steps
                       if not name.startswith("torchao")]
@@ -151,7 +239,7 @@ def main():
         bf16 = statistics.median(times["bf16"])
         for name, samples in times.items():
             median = statistics.median(samples)
-            print(f"{shape:18} {name:38} {median:8.3f} ms {bf16 / median:6.2f}x "
+            print(f"{shape:19} {name:47} {median:8.3f} ms {bf16 / median:6.2f}x "
                   f"{peaks[name] / 2**20:8.0f} MiB", flush=True)
         del steps
         torch.cuda.empty_cache()

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-/// What `octavo bench quantize`, `gemm` and `linear` measure. Each compares its contenders in one
-/// process, in turns, by medians over rotated operands (timing.h), and says how far from the floor
-/// it is (bench_rates.h). Results are a table on standard output and, where asked for, JSON with
-/// the same figures (bench_report.h).
+/// What `octavo bench quantize`, `gemm`, `linear` and `moe` measure. Each compares its contenders
+/// in one process, in turns, by medians over rotated operands (timing.h), and says how far from the
+/// floor it is (bench_rates.h). Results are a table on standard output and, where asked for, JSON
+/// with the same figures (bench_report.h).
 namespace octavo::app {
 
 /// Options every benchmark has.
@@ -23,7 +23,10 @@ struct BenchOptions {
   std::optional<std::string> json;  ///< a file for the report; empty: standard output, no table
   std::string only;                 ///< lines whose name holds this text; empty: all of them
   std::string dtype = "bf16";       ///< of quantize's x: bf16, fp16 or fp32
-  std::string recipes;              ///< linear's, a list; empty: all five
+  std::string recipes;              ///< linear's and moe's, a list; empty: all there are
+  int micro_batches = 1;            ///< moe's: passes that share the quantised weights
+  bool even_groups = false;         ///< moe's: every expert has as many tokens
+  bool breakdown = false;           ///< moe's: the kernels of one step of each contender
 };
 
 /// One shape's extents, `count` of them: "512x1024" is {512, 1024}. Errors: another number of
@@ -60,5 +63,14 @@ void bench_gemm(const BenchOptions& options);
 /// take, then the products at the measured rates (those in high precision at BF16's). Errors: as
 /// above; an unknown recipe.
 void bench_linear(const BenchOptions& options);
+
+/// One octavo::nn::Experts, forward and backward through autograd, and forward alone, under each
+/// recipe, against the same module in BF16 (at::_grouped_mm and the same SwiGLU) on the same
+/// weights, x, dy and groups; shapes are MxDxFxE, M being the tokens that reach experts. Groups are
+/// uneven, shares from 1 to 12. With micro_batches, weights are quantised once for so many passes
+/// and their gradients summed inside the product, BF16's by autograd. The floor: gate, up and dh
+/// read once by SwiGLU, every other operand once in BF16, each FP8 layout written once, then the
+/// products. Errors: as above; tensorwise (names rowwise).
+void bench_moe(const BenchOptions& options);
 
 }  // namespace octavo::app

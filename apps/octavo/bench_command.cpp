@@ -54,6 +54,20 @@ void add_bench_command(CLI::App& app) {
       ->add_option("--recipes,--recipe", options->recipes,
                    "recipes, separated by commas outside brackets [all five]")
       ->type_name("LIST");
+
+  options = std::make_shared<BenchOptions>();
+  CLI::App* moe =
+      add_benchmark(*command, "moe",
+                    "experts' forward and backward against BF16's grouped products, in one process",
+                    "MxDxFxE", options, &bench_moe);
+  moe->add_option("--recipes,--recipe", options->recipes,
+                  "recipes, separated by commas outside brackets [all but tensorwise]")
+      ->type_name("LIST");
+  add_number_option<int>(*moe, "--micro-batches", options->micro_batches, 1, 1024,
+                         "passes that share the quantised weights and sum their gradients");
+  moe->add_flag("--even", options->even_groups, "groups of equal size instead of uneven ones");
+  moe->add_flag("--breakdown", options->breakdown,
+                "list the kernels of one step (on the CPU: operators), their times and launches");
 }
 
 }  // namespace octavo::app

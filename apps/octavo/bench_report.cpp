@@ -25,9 +25,12 @@ std::vector<std::int64_t> parse_shape(const std::string& text, std::size_t count
     extents.push_back(extent);
     at = next + 1;
   }
-  TORCH_CHECK(good && extents.size() == count, "--shapes: expected ", count == 2 ? "MxK" : "MxKxN",
-              " with extents of at least 1, such as ", count == 2 ? "512x1024" : "512x1024x256",
-              ", got '", text, "'; separate several by commas");
+  static constexpr const char* kForms[][2] = {
+      {"MxK", "512x1024"}, {"MxKxN", "512x1024x256"}, {"MxDxFxE", "512x256x128x8"}};
+  const auto& [form, example] = kForms[count - 2];
+  TORCH_CHECK(good && extents.size() == count, "--shapes: expected ", form,
+              " with extents of at least 1, such as ", example, ", got '", text,
+              "'; separate several by commas");
   return extents;
 }
 

@@ -9,7 +9,7 @@ from conftest import REPOSITORY, good, run, user_error
 BASELINES = REPOSITORY / "tests/loss_baselines"
 
 
-SHAPES = {"quantize": "128x128", "gemm": "16x32x48", "linear": "16x32x48"}
+SHAPES = {"quantize": "128x128", "gemm": "16x32x48", "linear": "16x32x48", "moe": "48x32x64x3"}
 
 
 def bench(name, *arguments):
@@ -105,16 +105,60 @@ def test_bench_linear_has_every_recipe_and_counts_what_stays_in_bf16():
     assert floor == pytest.approx(moved + multiplied)
 
 
+def test_bench_moe_prints_json():
+    report = report_of("moe", "--recipes", "rowwise,rowwise_with_gw_hp", "--micro-batches", 2)
+    assert (report["groups"], report["micro_batches"]) == ("uneven", 2)
+    rows = report["results"]
+    assert [(row["recipe"], row["fast_accumulation"]) for row in rows] == [
+        ("rowwise", "all"),
+        ("rowwise_with_gw_hp", "all"),
+    ]
+    assert report["products"]["rowwise"] == "emulated (reference backend)"
+    m, d, f, e = 48, 32, 64, 3
+    for row in rows:
+        high = row["recipe"] != "rowwise"
+        assert row["tflops"] == pytest.approx(18e-9 * m * d * f / row["milliseconds"])
+        assert row["bf16_forward_ratio"] == pytest.approx(
+            row["bf16_forward_milliseconds"] / row["forward_milliseconds"])
+        layouts = 1 if high else 2  # of x and dy; weights have two
+        moved = (2 + layouts) * 2 * m * d + 4 * 3 * e * f * d + 10 * m * f + layouts * 3 * m * f
+        product = 6e-9 * m * d * f
+        multiplied = (2 if high else 3) * product / report["rates"]["fp8_tflops"]
+        multiplied += high * product / report["rates"]["bf16_tflops"]
+        floor = moved / (report["rates"]["copy_gb_per_s"] * 1e6) + multiplied
+        assert row["floor_milliseconds"] == pytest.approx(floor)
+
+
+def test_bench_moe_breakdown():
+    report = report_of("moe", "--recipe", "mxfp8", "--even", "--breakdown")
+    assert report["groups"] == "even"
+    kernels = report["breakdown"]["48x32x64x3"]
+    assert list(kernels) == ["BF16", "mxfp8"]
+    names = {kernel["name"]: kernel for kernel in kernels["mxfp8"]}
+    assert names["octavo::float8_grouped_linear_forward"]["launches"] == 2
+    assert names["octavo::float8_grouped_linear_backward"]["launches"] == 2
+    assert names["octavo::swiglu"]["launches"] == names["octavo::swiglu_backward"]["launches"] == 1
+    assert all(kernel["microseconds"] >= 0 and kernel["launches"] > 0 for kernel in names.values())
+    times = [kernel["microseconds"] for kernel in kernels["mxfp8"]]
+    assert times == sorted(times, reverse=True)
+    assert not any("octavo::float8" in kernel["name"] for kernel in kernels["BF16"])
+    out = good(bench("moe", "--recipe", "rowwise", "--breakdown")).out
+    assert "rowwise: products emulated (reference backend), fast accumulation all" in out
+    assert "2 x octavo::float8_grouped_linear_forward" in out and "launches" in out
+
+
 @pytest.mark.parametrize(
     "name, line",
     [
         ("quantize", ["128x128", "128x128, rows"]),
         ("gemm", ["16x32x48", "mx1x32 . mx1x32", "emulated (reference backend)", "none"]),
         ("linear", ["16x32x48", "mxfp8", "none"]),
+        ("moe", ["48x32x64x3", "mxfp8", "none"]),
     ],
 )
 def test_bench_prints_a_table(name, line):
     only = {"quantize": ["--only", "128x128, rows"], "gemm": ["--only", "mx"], "linear": ["--recipe", "mxfp8"]}
+    only["moe"] = only["linear"]
     result = good(bench(name, *only[name]))
     lines = result.out.splitlines()
     assert lines[0].startswith(f"bench {name} on cpu (")
@@ -154,6 +198,9 @@ def test_bench_quantize_takes_other_types():
         ("linear", ["--shapes", "16x16x99999999999"], ["--shapes", "99999999999"]),
         ("gemm", ["--only", "mxfp8"], ["--only", "mxfp8", '"1x128 . 128x128"']),
         ("linear", ["--recipes", "rowwise,mxpf8"], ["mxpf8", "'mxfp8'"]),
+        ("moe", ["--shapes", "16x32x48"], ["--shapes", "MxDxFxE", "16x32x48"]),
+        ("moe", ["--recipe", "tensorwise"], ["tensorwise", "rowwise"]),
+        ("moe", ["--micro-batches", "0"], ["--micro-batches"]),
     ],
 )
 def test_bench_errors(name, options, parts):

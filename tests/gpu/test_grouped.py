@@ -87,14 +87,15 @@ def test_expert_weights_are_the_cpus(granularity, layout):
 
 PAIRS = [("rowwise", "rowwise", "auto"), ("rowwise", "rowwise", "octavo"),
          ("rowwise", "rowwise", "aten"), ("rowwise", "rowwise", "emulated"),
-         ("rowwise", "tensorwise", "auto"), ("1x128", "128x128", "auto"), ("mx1x32", "mx1x32", "auto")]
+         ("rowwise", "tensorwise", "auto"), ("1x128", "128x128", "auto"), ("1x128", "128x128", "octavo"),
+         ("1x128", "128x128", "emulated"), ("mx1x32", "mx1x32", "auto")]
 
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_products_agree_with_the_reference(pair):
     rows, weights, backend = pair
     for sizes in GROUPINGS[:-1] + [[5] * 64]:
-        for n, k, past in [(96, 160, 0), (48, 33, 5), (768, 64, 16)]:
+        for n, k, past in [(96, 160, 0), (48, 33, 5), (768, 64, 16), (200, 400, 1)]:
             m, e = sum(sizes) + past, len(sizes)
             x, w = random(m, k), random(e, n, k) * torch.arange(1, e + 1).view(e, 1, 1)
             a, a_scale, _ = octavo.quantize_grouped(x, ends_of(sizes), "e4m3fn", rows)
@@ -111,7 +112,7 @@ def test_products_agree_with_the_reference(pair):
 
 @pytest.mark.parametrize("granularity,backend",
                          [("rowwise", b) for b in ["auto", "octavo", "aten", "emulated"]] +
-                         [("1x128", "auto"), ("mx1x32", "auto")])
+                         [("1x128", b) for b in ["auto", "octavo", "emulated"]] + [("mx1x32", "auto")])
 def test_weight_gradients_agree_with_the_reference(granularity, backend):
     for sizes in GROUPINGS[:-1] + [[5] * 64]:
         for n, k, past in [(96, 160, 0), (40, 33, 5), (768, 64, 16)]:
@@ -152,6 +153,57 @@ def test_grouped_linear_is_the_cpus(recipe):
             assert sum(sizes) == 0 or snr(g, w_) >= 40, (name, sizes, snr(g, w_))
         assert all_zero(got[0][sum(sizes):]) and all_zero(got[1][sum(sizes):])
         assert all(all_zero(got[2][e]) for e, size in enumerate(sizes) if size == 0)
+
+
+# Inputs that broke other libraries (tests/field_cases.md), at their own sizes.
+@pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8"])
+@pytest.mark.parametrize("sizes,n,k", [
+    ([162, 0, 2577, 446, 0, 83], 768, 2048), ([0, 1, 0], 24576, 1536), ([0, 0, 0, 0], 96, 160),
+    ([5, 63, 1, 17], 768, 256), ([3] * 64, 64, 128), ([2, 0] * 64, 64, 128), ([1] * 255 + [900], 64, 128)])
+def test_field_cases(recipe, sizes, n, k):
+    x, w, dy = random(sum(sizes), k), random(len(sizes), n, k), random(sum(sizes), n)
+    offs = ends_of(sizes).cuda()
+    poison()
+    got = run(x.cuda(), w.cuda(), offs, recipe, dy.cuda())
+    exact = [[], [], []]
+    for part, w_e, dy_e in zip(x.cuda().float().split(sizes), w.cuda().float(),
+                               dy.cuda().float().split(sizes)):
+        for values, value in zip(exact, (part @ w_e.t(), dy_e @ w_e, dy_e.t() @ part)):
+            values.append(value)
+    exact = [torch.cat(exact[0]), torch.cat(exact[1]), torch.stack(exact[2])]
+    for name, g, want in zip(["y", "dx", "dw"], got, exact):
+        assert g.shape == want.shape and g.isfinite().all(), name
+        # Two operands of e4m3 leave 28 dB.
+        assert sum(sizes) == 0 or snr(g, want) >= 25, (name, snr(g, want))
+    assert all(all_zero(got[2][e]) for e, size in enumerate(sizes) if size == 0)
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8"])
+def test_weights_quantised_once_change_no_bit(recipe):
+    sizes = [100, 0, 57]
+    x, w, dy = random(157, 128).cuda(), random(3, 96, 128).cuda(), random(157, 96).cuda()
+    want = run(x, w, ends_of(sizes).cuda(), recipe, dy)
+    given = octavo.quantize_weight(w, recipe)
+    assert all(same_bits(g, v) for g, v in zip(given, octavo.quantize_weight(w.cpu(), recipe)))
+    leaves = [t.detach().requires_grad_() for t in (x, w)]
+    y = octavo.float8_grouped_linear(*leaves, ends_of(sizes).cuda(), recipe, "auto", *given)
+    y.backward(dy)
+    assert all(torch.equal(g, v) for g, v in zip((y, leaves[0].grad, leaves[1].grad), want))
+
+
+def test_products_on_many_streams_do_not_share_their_counter():
+    """Tiles are handed out by a counter on the device, one for each stream."""
+    x, w, offs = random(3000, 512).cuda(), random(7, 768, 512).cuda(), ends_of([900, 1, 0, 99, 1000, 1000, 0]).cuda()
+    want = octavo.float8_grouped_linear(x, w, offs)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    got = []
+    for _ in range(25):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                got.append(octavo.float8_grouped_linear(x, w, offs))
+    torch.cuda.synchronize()
+    assert all(torch.equal(g, want) for g in got)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -52,6 +52,16 @@ def test_losses_with_experts_are_the_cpus(tmp_path, recipe):
     assert abs(gpu_validation / cpu_validation - 1) < 0.02
 
 
+def test_experts_learn_as_high_precision(tmp_path):
+    """Validation loss within 1% of high precision's after 200 steps of the tiny mixture of experts."""
+    recipes = ["high_precision", "rowwise", "blockwise", "mxfp8", "rowwise(flavour=fnuz)",
+               "blockwise(flavour=fnuz)"]
+    losses = {recipe: train(tmp_path / recipe, recipe, "cuda", "--steps", 200, preset="debug-moe")[1]
+              for recipe in recipes}
+    print(losses)
+    assert all(abs(loss / losses["high_precision"] - 1) < 0.01 for loss in losses.values()), losses
+
+
 def test_experts_in_bfloat16(tmp_path):
     """LibTorch's grouped product with groups of any size, empty ones too, against the CPU's loop."""
     more = ["--dtype", "bfloat16", "--experts", 16, "--top-k", 1]

@@ -103,6 +103,7 @@ constexpr NativeProduct native_grouped_product(const Architecture& architecture,
   if (!architecture.fp8_hardware || flavour != architecture.flavour) return {Backend::kEmulated};
   const std::string_view name = architecture.name;
   if (name == "sm_90" && family == ScalingFamily::kBlockwise) return {Backend::kOctavo};
+  if (name == "sm_100" && family == ScalingFamily::kMx) return {Backend::kAten};
   if (family != ScalingFamily::kRowwise) return {Backend::kEmulated};
   if (name == "sm_90") return {Backend::kOctavo};
   if (name == "sm_100" || name == "gfx942") return {Backend::kAten};

@@ -31,7 +31,8 @@ at::Tensor grouped_mm_k_emulated(const ScaledTensor& a, const ScaledTensor& b,
                                  const GroupedMatmulOptions& options);
 
 /// FP8 tensor cores, bf16 output, other types converted from it. `backend` is kOctavo (our kernels,
-/// e4m3fn on SM90: rowwise scales and blocks of 128) or kAten (at::_scaled_grouped_mm: rowwise).
+/// e4m3fn on SM90: rowwise scales and blocks of 128) or kAten (at::_scaled_grouped_mm: rowwise;
+/// MX on SM100, which nobody has run yet).
 /// Tensor scales of weights are repeated. N and K that are no multiple of 16 are padded with zeros
 /// in copies of the operands.
 at::Tensor grouped_mm_native(const ScaledTensor& a, const ScaledTensor& b, const at::Tensor& offs,

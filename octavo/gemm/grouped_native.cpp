@@ -5,6 +5,7 @@
 
 #include "octavo/gemm/grouped_backends.h"
 #include "octavo/gemm/pad.h"
+#include "octavo/gemm/tiled_scales.h"
 
 namespace octavo {
 namespace {
@@ -34,9 +35,21 @@ at::Tensor aten_product(const NativeOperands& in) {
                                 in.fast_accumulation);
 }
 
+// MX by at::_scaled_grouped_mm: Blackwell's tiles of scales, made by torch's operators.
+at::Tensor aten_mx_product(const NativeOperands& in) {
+  const bool by_rows = in.b.dim() == 3;
+  const at::Tensor blocks = at::floor_divide(in.offs, at::Scalar(32)).to(at::kInt);
+  return at::_scaled_grouped_mm(
+      in.a, in.b.transpose(-1, -2),
+      by_rows ? tiled_scales_by_rows(in.a_scale, in.offs)
+              : tiled_scales_by_columns(in.a_scale, blocks),
+      by_rows ? tiled_scales_of_experts(in.b_scale) : tiled_scales_by_columns(in.b_scale, blocks),
+      in.offs, /*bias=*/std::nullopt, /*scale_result=*/std::nullopt, at::kBFloat16);
+}
+
 at::Tensor native_product_of(const NativeOperands& in, Backend backend,
                              [[maybe_unused]] const at::Tensor& accumulate_into = {}) {
-  if (backend == Backend::kAten) return aten_product(in);
+  if (backend == Backend::kAten) return in.blocks ? aten_mx_product(in) : aten_product(in);
 #if OCTAVO_WITH_CUDA
   return in.b.dim() == 3 ? grouped_gemm_rows_cuda(in) : grouped_gemm_k_cuda(in, accumulate_into);
 #else
@@ -50,7 +63,8 @@ at::Tensor native_product_of(const NativeOperands& in, Backend backend,
 at::Tensor grouped_mm_native(const ScaledTensor& a, const ScaledTensor& b, const at::Tensor& offs,
                              const GroupedMatmulOptions& options, Backend backend) {
   const std::int64_t n = b.rows();
-  const std::int64_t padded_n = round_up(n, 16), padded_k = round_up(a.columns(), 16);
+  const std::int64_t alignment = a.granularity.mx ? 32 : 16;
+  const std::int64_t padded_n = round_up(n, 16), padded_k = round_up(a.columns(), alignment);
   const bool blocks = a.granularity.block_columns != 0;
   at::Tensor out =
       native_product_of({.a = padded_to(a.data, 1, padded_k),

@@ -72,10 +72,13 @@ Backend backend_of(const ScaledTensor& a, const ScaledTensor& b, std::int64_t ex
   // What at::_grouped_mm emulates runs on the CPU too.
   if (a.data.is_cpu() && options.backend == Backend::kEmulated) return Backend::kEmulated;
   const Backend backend = choose_backend(a, b, options.backend, &native_grouped_product);
-  TORCH_CHECK(backend != Backend::kAten || a.granularity.block_columns == 0,
-              "backend: aten multiplies rowwise operands by groups, got ", to_string(a.granularity),
-              " and ", to_string(b.granularity),
-              "; use backend=octavo on Hopper or backend=emulated");
+  const bool aten_can =
+      a.granularity.block_columns == 0 ||
+      choose_backend(a, b, Backend::kAuto, &native_grouped_product) == Backend::kAten;
+  TORCH_CHECK(backend != Backend::kAten || aten_can,
+              "backend: aten multiplies rowwise operands by groups, and MX ones on SM100, got ",
+              to_string(a.granularity), " and ", to_string(b.granularity),
+              "; use backend=auto or backend=emulated");
   const bool own_can =
       a.format() == Format::kE4M3FN && b.format() == Format::kE4M3FN && experts <= kMostGroups;
   if (backend != Backend::kOctavo || own_can) return backend;

@@ -76,6 +76,8 @@ TEST(NativeProducts, GroupedProducts) {
   EXPECT_EQ(grouped("sm_89", ScalingFamily::kRowwise, Flavour::kOCP), Backend::kEmulated);
   EXPECT_EQ(grouped("sm_90", ScalingFamily::kBlockwise, Flavour::kOCP), Backend::kOctavo);
   EXPECT_EQ(grouped("sm_90", ScalingFamily::kMx, Flavour::kOCP), Backend::kEmulated);
+  EXPECT_EQ(grouped("sm_100", ScalingFamily::kMx, Flavour::kOCP), Backend::kAten);
+  EXPECT_EQ(grouped("gfx950", ScalingFamily::kMx, Flavour::kOCP), Backend::kEmulated);
   EXPECT_EQ(grouped("sm_100", ScalingFamily::kBlockwise, Flavour::kOCP), Backend::kEmulated);
   for (const ScalingFamily family : kAllScalingFamilies) {
     EXPECT_EQ(grouped("cpu", family, Flavour::kOCP), Backend::kReference);

@@ -62,33 +62,41 @@ float* ones(std::int64_t count) {
   return scales;
 }
 
-double median_ms(int repetitions, const std::function<const char*()>& run) {
+/// Medians of each of `runs`, which take turns.
+std::vector<double> median_ms(int repetitions,
+                              const std::vector<std::function<const char*()>>& runs) {
   constexpr int kBefore = 2, kRuns = 3;
   cudaEvent_t begin, end;
   CHECK_CUDA(cudaEventCreate(&begin));
   CHECK_CUDA(cudaEventCreate(&end));
-  const auto go = [&] {
-    if (const char* wrong = run()) {
-      std::fprintf(stderr, "%s\n", wrong);
-      std::exit(1);
-    }
-  };
-  std::vector<float> times;
+  std::vector<std::vector<float>> times(runs.size());
   for (int i = 0; i < repetitions; ++i) {
-    for (int r = 0; r < kBefore; ++r) go();
-    CHECK_CUDA(cudaEventRecord(begin));
-    for (int r = 0; r < kRuns; ++r) go();
-    CHECK_CUDA(cudaEventRecord(end));
-    CHECK_CUDA(cudaEventSynchronize(end));
-    float ms = 0.0f;
-    CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
-    times.push_back(ms / kRuns);
+    for (std::size_t which = 0; which < runs.size(); ++which) {
+      const auto go = [&] {
+        if (const char* wrong = runs[which]()) {
+          std::fprintf(stderr, "%s\n", wrong);
+          std::exit(1);
+        }
+      };
+      for (int r = 0; r < kBefore; ++r) go();
+      CHECK_CUDA(cudaEventRecord(begin));
+      for (int r = 0; r < kRuns; ++r) go();
+      CHECK_CUDA(cudaEventRecord(end));
+      CHECK_CUDA(cudaEventSynchronize(end));
+      float ms = 0.0f;
+      CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
+      times[which].push_back(ms / kRuns);
+    }
   }
   CHECK_CUDA(cudaGetLastError());
   CHECK_CUDA(cudaEventDestroy(begin));
   CHECK_CUDA(cudaEventDestroy(end));
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return times[times.size() / 2];
+  std::vector<double> medians;
+  for (auto& of_one : times) {
+    std::nth_element(of_one.begin(), of_one.begin() + of_one.size() / 2, of_one.end());
+    medians.push_back(of_one[of_one.size() / 2]);
+  }
+  return medians;
 }
 
 enum Variant { kFast, kCounter, kFull, kBlocks };
@@ -123,11 +131,11 @@ void bench(const char* name, std::int64_t M, std::int64_t K, std::int64_t N, int
   CHECK_CUDA(cudaMemcpy(offs + E, aligned.data(), aligned.size() * 4, cudaMemcpyHostToDevice));
   CHECK_CUDA(cudaMemcpy(offs + 2 * E, blocks.data(), blocks.size() * 4, cudaMemcpyHostToDevice));
   const auto report = [&](const char* what, const std::function<const char*(Variant)>& run) {
-    double rate[4];
-    for (int i = 0; i < 4; ++i) {
-      const double ms = median_ms(repetitions, [&] { return run(static_cast<Variant>(i)); });
-      rate[i] = 2.0 * static_cast<double>(M) * static_cast<double>(N * K) / ms / 1e9;
-    }
+    std::vector<std::function<const char*()>> runs;
+    for (const Variant v : {kFast, kCounter, kFull, kBlocks})
+      runs.push_back([&, v] { return run(v); });
+    std::vector<double> rate = median_ms(repetitions, runs);
+    for (double& r : rate) r = 2.0 * static_cast<double>(M) * static_cast<double>(N * K) / r / 1e9;
     std::printf("%-16s %-22s fast %6.0f   counter %6.0f   full %6.0f   blocks %6.0f TFLOP/s\n",
                 name, what, rate[0], rate[1], rate[2], rate[3]);
     std::fflush(stdout);

@@ -2,7 +2,8 @@
 //
 // One table: kernel, shape, microseconds, GB/s counting the fewest bytes the method needs for a
 // bf16 element, and the share of the best copy measured on the same shape. Events, medians,
-// three rotated inputs. Usage: bench_gpu_quantize [repetitions]
+// three rotated inputs. Usage: bench_gpu_quantize
+// [repetitions [groups]]; groups: the lines by groups alone
 
 #include <cuda_runtime.h>
 
@@ -288,7 +289,7 @@ int main(int argc, char** argv) {
               device.name, repetitions);
   for (const auto& [M, K] :
        {std::pair{16384, 4096}, {16384, 14336}, {32768, 7168}, {4096, 14336}, {4096, 2048}}) {
-    octavo::gpu::bench(M, K, repetitions, values);
+    if (argc <= 2) octavo::gpu::bench(M, K, repetitions, values);
   }
   const std::int64_t groups[][3] = {
       {32768, 7168, 8}, {32768, 7168, 32}, {16384, 5120, 16}, {49152, 2048, 64}};

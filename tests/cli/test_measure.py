@@ -137,7 +137,8 @@ def test_bench_moe_breakdown():
     names = {kernel["name"]: kernel for kernel in kernels["mxfp8"]}
     assert names["octavo::float8_grouped_linear_forward"]["launches"] == 2
     assert names["octavo::float8_grouped_linear_backward"]["launches"] == 2
-    assert names["octavo::swiglu"]["launches"] == names["octavo::swiglu_backward"]["launches"] == 1
+    # The operator, and itself again below autograd.
+    assert names["octavo::swiglu"]["launches"] == 2 and names["octavo::swiglu_backward"]["launches"] == 1
     assert all(kernel["microseconds"] >= 0 and kernel["launches"] > 0 for kernel in names.values())
     times = [kernel["microseconds"] for kernel in kernels["mxfp8"]]
     assert times == sorted(times, reverse=True)
@@ -200,7 +201,6 @@ def test_bench_quantize_takes_other_types():
         ("linear", ["--recipes", "rowwise,mxpf8"], ["mxpf8", "'mxfp8'"]),
         ("moe", ["--shapes", "16x32x48"], ["--shapes", "MxDxFxE", "16x32x48"]),
         ("moe", ["--recipe", "tensorwise"], ["tensorwise", "rowwise"]),
-        ("moe", ["--micro-batches", "0"], ["--micro-batches"]),
     ],
 )
 def test_bench_errors(name, options, parts):

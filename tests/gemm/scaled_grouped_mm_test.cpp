@@ -253,10 +253,11 @@ TEST(ScaledGroupedMm, EmptySizes) {
     const ScaledTensor w =
         quantize_expert_weights(at::randn({2, n, k}), {.rows = layout(kRow)}).rows;
     for (const Backend backend : {Backend::kAuto, Backend::kEmulated}) {
-      EXPECT_TRUE(equal_bits(scaled_grouped_mm(x.rows, w, ends, {at::kFloat, false, backend}),
-                             at::zeros({m, n})));
+      EXPECT_TRUE(equal_bits(
+          scaled_grouped_mm(x.rows, w, ends, {.out_dtype = at::kFloat, .backend = backend}),
+          at::zeros({m, n})));
       EXPECT_TRUE(equal_bits(scaled_grouped_mm_k(dy.transposed, x.transposed, dy.offs_transposed,
-                                                 {at::kFloat, false, backend}),
+                                                 {.out_dtype = at::kFloat, .backend = backend}),
                              at::zeros({2, n, k})));
     }
   }

@@ -3,7 +3,7 @@ process.
 
     OCTAVO_BUILD_DIR=build-cuda python bench/peers.py [--moe] [--repetitions N] [--shapes MxKxN,...]
                                                     [--recipes R,...] [--micro-batches N] [--no-peers]
-                                                    [--cuda-graphs]
+                                                    [--cuda-graphs] [--package]
 
 Medians of CUDA events over inputs that rotate through more memory than the L2 cache holds. A card at its
 power limit clocks by what it has just run, so each contender runs SETTLE seconds before its timed steps:
@@ -23,6 +23,9 @@ MxDxFxE. BF16 is torch._grouped_mm with a compiled activation, torchao its rowwi
 _to_fp8_rowwise_then_scaled_grouped_mm, both with gate and up apart and once more stacked as one weight
 (E, 2F, D), as Octavo's is. Group sizes are Dirichlet draws in multiples of 16, which torchao's
 products need. Fast accumulation in all products, the default of both libraries' experts.
+
+--package: Octavo through the Python package, once more beside its operator: octavo.Float8Linear, installed
+or of this checkout (PYTHONPATH=python). The two should take the same time.
 """
 
 import argparse
@@ -69,6 +72,14 @@ def contenders(args, m, k, n):
 
         yield f"octavo {recipe}", of(lambda x, *given, r=recipe: op(x, w, None, r, "auto", *given), w,
                                      quantised)
+    if args.package:
+        import octavo
+
+        for recipe in args.recipes.split(","):
+            linear = torch.nn.Linear(k, n, bias=False, **device)
+            linear.weight = w
+            linear = octavo.Float8Linear.from_float(linear, recipe=recipe)
+            yield f"octavo package {recipe}", of(linear, w)
     if args.no_peers:
         return
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -210,6 +221,7 @@ def main():
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--cuda-graphs", action="store_true")
     parser.add_argument("--no-peers", action="store_true", help="Octavo and BF16 only")
+    parser.add_argument("--package", action="store_true", help="octavo.Float8Linear too")
     args = parser.parse_args()
     args.shapes = args.shapes or (MOE_SHAPES if args.moe else SHAPES)
     args.recipes = args.recipes or (MOE_RECIPES if args.moe else RECIPES)

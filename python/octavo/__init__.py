@@ -12,6 +12,7 @@ from octavo import _library
 from octavo.cache import WeightCache
 from octavo.convert import convert_to_float8_training
 from octavo.experts import convert_moe_training, grouped_linear
+from octavo.fused import RMSNormLinear, SwiGLUMLP
 from octavo.linear import Float8Linear, high_precision
 from octavo.quantized import ScaledTensor, quantize, scaled_mm
 
@@ -19,7 +20,9 @@ __version__ = _library.BUILD_INFO.get("version", "0+unknown")
 
 __all__ = [
     "Float8Linear",
+    "RMSNormLinear",
     "ScaledTensor",
+    "SwiGLUMLP",
     "WeightCache",
     "convert_moe_training",
     "convert_to_float8_training",

@@ -125,6 +125,8 @@ def why_not_convertible(mod: nn.Module) -> str:
             f"expected a plain weight, got the parametrised one of {name}; remove the parametrisation, "
             "or leave the linear in high precision with filter_fqns"
         )
+    if isinstance(mod.weight, nn.UninitializedParameter):
+        return f"expected a weight, got {name}'s, which has no sizes yet; run the model once before"
     if type(mod).forward not in (nn.Linear.forward, Float8Linear.forward):
         return (
             f"expected torch.nn.Linear's forward, got that of {name}, which FP8 products would "

@@ -170,6 +170,8 @@ def test_errors_come_before_any_change():
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))
     with pytest.raises(ValueError, match="parametri"):
         octavo.convert_to_float8_training(normed)
+    with pytest.raises(ValueError, match="no sizes yet"):
+        octavo.convert_to_float8_training(nn.LazyLinear(16))
     # torch's attention multiplies by this weight itself: converting it would do nothing.
     attention = nn.MultiheadAttention(16, 2)
     with pytest.raises(ValueError, match="nothing to convert"):

@@ -12,7 +12,7 @@ from ranks import run_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 STEPS = 10
@@ -155,6 +155,27 @@ def test_ten_steps_with_fp8_all_gather(recipe, world, precompute):
             assert difference(parameters, full(one)) < 1e-3
     slices = run_ranks(world, fsdp, recipe, precompute, False)
     assert difference(slices[0][1], full(one)) < 2e-2  # other blocks along the tokens, as for DDP
+
+
+def mixed(rank, world, recipe):
+    model = octavo.convert_to_float8_training(Mlp(h=100), recipe=recipe)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
+    fully_shard(float8_all_gather(model), mp_policy=policy, reshard_after_forward=True)
+    dtypes = []
+    model.up.register_forward_pre_hook(lambda m, args: dtypes.append((m.weight.dtype, args[0].dtype)))
+    losses = train(model)
+    assert set(dtypes) == {(torch.bfloat16, torch.bfloat16)}
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in model.parameters())
+    return losses
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_fp8_all_gather_under_mixed_precision(recipe):
+    """Activations in bf16; what is gathered is cast from the fp32 shards themselves."""
+    one = octavo.convert_to_float8_training(Mlp(h=100), recipe=recipe)
+    want = train(one)
+    for losses in run_ranks(2, mixed, recipe):
+        assert max(abs(a - b) / b for a, b in zip(losses, want)) < 1e-2  # bf16 instead of fp32 activations
 
 
 def compiled(rank, world, recipe):

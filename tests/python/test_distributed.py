@@ -296,3 +296,15 @@ def test_a_checkpoint_of_four_ranks_loads_on_two_and_unconverted(tmp_path):
     for convert in (True, False):
         for loaded in run_ranks(2, load, str(tmp_path), convert):
             assert loaded.keys() == saved.keys() and all(torch.equal(loaded[n], saved[n]) for n in saved)
+
+
+def test_opcheck_of_the_gathered_backward():
+    ops = torch.ops.octavo
+    x, w, dy = torch.randn(16, 64), torch.randn(32, 64), torch.randn(16, 32)
+    _, x_bytes, x_scale, *_ = ops.float8_linear_forward(x, w, None, "rowwise", True, True, False)
+    _, _, transposed, scale = ops.quantize_weight(w, "rowwise")
+    arguments = (dy, x_bytes, x_scale, transposed.t().contiguous(), scale, "rowwise", torch.float32, torch.float32)
+    torch.library.opcheck(ops.float8_linear_backward_gathered.default, arguments)
+    want = ops.float8_linear_backward(dy, x_bytes, x_scale, transposed, scale, "rowwise", torch.float32, torch.float32)
+    for got, expected in zip(ops.float8_linear_backward_gathered(*arguments), want):
+        assert torch.equal(got, expected)

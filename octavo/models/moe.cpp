@@ -35,15 +35,13 @@ MoeOutput MoeImpl::forward(const torch::Tensor& x) {
   const nn::Routing routing = router(x_MD);
   const nn::SortedTokens sorted = nn::sort_by_expert(routing.experts, config.experts);
 
-  at::Tensor rows = permute(x_MD, sorted.choice, sorted.row);
-  std::optional<at::Tensor> weights = routing.weights;
-  if (config.weight_on == WeightOn::kInput) {
-    const at::Tensor weights_R = routing.weights.flatten().index_select(0, sorted.choice);
-    rows = rows * weights_R.unsqueeze(1).to(x.scalar_type());
-    weights.reset();
-  }
+  // The weights go with the tokens one way or the other.
+  const std::optional<at::Tensor> weights = routing.weights, none;
+  const bool on_input = config.weight_on == WeightOn::kInput;
+  at::Tensor rows = permute(x_MD, sorted.choice, sorted.row, on_input ? weights : none);
   rows = experts(rows, sorted.offs);
-  at::Tensor y = unpermute(rows, sorted.choice, sorted.row, weights).view(x.sizes());
+  at::Tensor y =
+      unpermute(rows, sorted.choice, sorted.row, on_input ? none : weights).view(x.sizes());
   if (!shared_expert.is_empty()) y = y + shared_expert(x);
   return {y, routing.aux_loss, sorted.tokens_per_expert};
 }

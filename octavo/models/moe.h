@@ -23,8 +23,8 @@ struct MoeOutput {
 /// shared_expert is Hugging Face's.
 ///
 /// Tokens are sorted by expert, go through nn::Experts by groups of any size, and come back by
-/// gathering (ops/permute.h): deterministic, with the weights folded in. Nothing waits for the
-/// device.
+/// gathering (ops/permute.h): deterministic, with the weights folded in there, or (kInput) on the
+/// way in. Nothing waits for the device.
 class MoeImpl : public torch::nn::Module {
  public:
   MoeImpl(std::int64_t dim, const MoeConfig& config, const at::TensorOptions& tensor);

@@ -138,9 +138,13 @@ TORCH_LIBRARY(octavo, m) {
 
   // Tokens to their experts' rows and back (ops/permute.h); choice (M k) and row (M, k) are int64,
   // weights (M, k) fp32.
-  m.def("permute(Tensor x, Tensor choice, Tensor row) -> Tensor");
+  m.def("permute(Tensor x, Tensor choice, Tensor row, Tensor? weights=None) -> Tensor");
   m.def("unpermute(Tensor x, Tensor choice, Tensor row, Tensor? weights=None) -> Tensor");
-  // dx (M k, D); dweights (M, k), wanted where x is given, otherwise empty (0).
+  // dx (M, D), of unpermute (M k, D); dweights (M, k), wanted where x is given, otherwise empty
+  // (0).
+  m.def(
+      "permute_backward(Tensor dy, Tensor? x, Tensor choice, Tensor row, Tensor? weights) "
+      "-> (Tensor dx, Tensor dweights)");
   m.def(
       "unpermute_backward(Tensor dy, Tensor? x, Tensor choice, Tensor row, Tensor? weights) "
       "-> (Tensor dx, Tensor dweights)");

@@ -12,8 +12,10 @@
 /// are the same bits in every run. fp32, bf16 or fp16; fp32 inside, one rounding.
 namespace octavo {
 
-/// y[r,:] = x[choice[r] / k,:], differentiable: (M, D) -> (M k, D). Its gradient is unpermute().
-at::Tensor permute(const at::Tensor& x, const at::Tensor& choice, const at::Tensor& row);
+/// y[row[m,j],:] = weights[m,j] * x[m,:], differentiable in x and weights: (M, D) -> (M k, D) in
+/// x's dtype. weights as unpermute()'s; x's gradient is unpermute() of y's.
+at::Tensor permute(const at::Tensor& x, const at::Tensor& choice, const at::Tensor& row,
+                   const std::optional<at::Tensor>& weights = std::nullopt);
 
 /// y[m,:] = sum over j of weights[m,j] * x[row[m,j],:], differentiable in x and weights:
 /// (M k, D) -> (M, D) in x's dtype. weights: (M, k) fp32, a router's; none: all 1. Backward keeps x

@@ -110,11 +110,42 @@ def test_permute_and_unpermute(dtype, tokens, k, d):
     assert torch.equal(again.grad, rows.grad)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens,k,d", [(9, 1, 16), (30, 3, 40), (0, 2, 8), (13, 8, 33)])
+def test_permute_with_weights(dtype, tokens, k, d):
+    torch.manual_seed(1)
+    choice, row = moves(tokens, k, 8)
+    x = torch.randn(tokens, d).to(dtype).requires_grad_()
+    weights = torch.rand(tokens, k).requires_grad_()
+    y = octavo.permute(x, choice, row, weights)
+    exact_x, exact_weights = x.detach().double(), weights.detach().double()
+    exact_x.requires_grad_(), exact_weights.requires_grad_()
+    want = exact_x[choice // k] * exact_weights.flatten()[choice, None]
+    dy = torch.randn(tokens * k, d).to(dtype)
+    want.backward(dy.double())
+    y.backward(dy)
+    assert y.dtype == dtype
+    close(y, want, dtype)
+    assert ((x.grad.double() - exact_x.grad).abs() <= BOUND[dtype] * exact_x.grad.abs() + 1e-6 * k).all()
+    assert weights.grad.dtype == torch.float32
+    assert torch.allclose(weights.grad.double(), exact_weights.grad, rtol=1e-5, atol=1e-5)
+    # What is frozen has no gradient, the rest is the same.
+    for leaves in [(x.detach().requires_grad_(), weights.detach()), (x.detach(), weights.detach().requires_grad_())]:
+        octavo.permute(leaves[0], choice, row, leaves[1]).backward(dy)
+        for leaf, whole in zip(leaves, (x, weights)):
+            assert leaf.grad is None or torch.equal(leaf.grad, whole.grad)
+            assert (leaf.grad is None) != leaf.requires_grad
+
+
 def test_opcheck():
     choice, row = moves(12, 2, 4)
     x, rows = torch.randn(12, 8, requires_grad=True), torch.randn(24, 8, requires_grad=True)
     weights = torch.rand(12, 2, requires_grad=True)
     opcheck(octavo.permute.default, (x, choice, row))
+    opcheck(octavo.permute.default, (x, choice, row, weights))
+    opcheck(octavo.permute_backward.default,
+            (rows.detach(), x.detach(), choice, row, weights.detach()))
+    opcheck(octavo.permute_backward.default, (rows.detach(), None, choice, row, None))
     opcheck(octavo.unpermute.default, (rows, choice, row))
     opcheck(octavo.unpermute.default, (rows, choice, row, weights))
     plain = (torch.randn(12, 8), rows.detach(), choice, row, weights.detach())

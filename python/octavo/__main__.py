@@ -7,7 +7,11 @@ import importlib
 import sys
 
 # Command -> module. A module is imported only where it is asked for, or for its help.
-COMMANDS = {"info": "octavo.info"}
+COMMANDS = {
+    "info": "octavo.info",
+    "tokenize": "octavo.tokenize",
+    "report": "octavo.report",
+}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -20,13 +20,15 @@ void add_inspect_command(CLI::App& app);
 void add_recipes_command(CLI::App& app);
 void add_bench_command(CLI::App& app);
 void add_baseline_command(CLI::App& app);
+void add_export_command(CLI::App& app);
 
 /// Where the options of one command put what they read.
 struct ConfigOptions {
   std::optional<std::string> file;             ///< --config
   std::vector<train::ConfigSetting> settings;  ///< options, in the order given
 
-  /// Defaults, preset, `base`, the file, then the options.
+  /// Defaults, preset, `base`, the sizes of the folder that the file or the options name in init,
+  /// the file, then the options.
   train::TrainConfig make(const std::vector<train::ConfigSetting>& base = {}) const;
 };
 

@@ -105,9 +105,9 @@ std::string table_of(const std::vector<train::TrainResult>& results) {
 // The first key whose value keeps a run that is there from standing for the one asked for; empty
 // where there is none. Time per step depends on the threads, but a run's summary has those it used.
 std::string other_setting(const train::TrainConfig& there, const train::TrainConfig& asked) {
-  static const std::set<std::string> kFree = {"run_dir",          "resume", "log_every",
-                                              "resume_step",      "plan",   "keep_checkpoints",
-                                              "checkpoint_every", "threads"};
+  static const std::set<std::string> kFree = {"run_dir",          "resume",  "log_every",
+                                              "resume_step",      "plan",    "keep_checkpoints",
+                                              "checkpoint_every", "threads", "fp8_stats"};
   for (const train::ConfigKey& key : train::config_keys()) {
     const nlohmann::json was = key.get(there), is = key.get(asked);
     if (was != is && !kFree.contains(key.name))

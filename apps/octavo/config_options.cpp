@@ -6,6 +6,7 @@
 #include "octavo/train/checkpoint.h"
 #include "octavo/train/data.h"
 #include "octavo/train/gemm_plans.h"
+#include "octavo/train/init.h"
 #include "octavo/train/json_file.h"
 
 namespace octavo::app {
@@ -37,6 +38,19 @@ train::TrainConfig ConfigOptions::make(const std::vector<train::ConfigSetting>& 
   if (file) {
     const auto from_file = train::read_config_file(*file);
     all.insert(all.end(), from_file.begin(), from_file.end());
+  }
+  // A checkpoint's own settings (base) hold the sizes that its init gave.
+  std::string init;
+  const auto look = [&init](const train::ConfigSetting& setting) {
+    if (setting.key != "init") return;
+    const nlohmann::json value = nlohmann::json::parse(setting.json);
+    if (value.is_string()) init = value.get<std::string>();
+  };
+  std::for_each(all.begin() + static_cast<std::ptrdiff_t>(base.size()), all.end(), look);
+  std::for_each(settings.begin(), settings.end(), look);
+  if (!init.empty()) {
+    const auto sizes = train::init_settings(init);
+    all.insert(all.begin() + static_cast<std::ptrdiff_t>(base.size()), sizes.begin(), sizes.end());
   }
   all.insert(all.end(), settings.begin(), settings.end());
   return train::make_config(all);

@@ -134,6 +134,7 @@ ordered_json report(const train::TrainConfig& config, const Architecture& archit
             {"experts", count.experts},
             {"active", count.active()},
             {"norms", count.norms},
+            {"biases", count.biases},
             {"head", count.head}}},
           {"layers_converted", converted},
           {"layers_total", linears},
@@ -235,8 +236,9 @@ std::string text_of(const ordered_json& report) {
   for (const ordered_json& product : report["expert_products"]) add_product(product, ", experts");
   out += "parameters  " + count("parameters", "total") + ": embedding " +
          count("parameters", "embedding") + ", linears of the blocks " +
-         count("parameters", "linears") + ", norms " + count("parameters", "norms") + ", head " +
-         count("parameters", "head") +
+         count("parameters", "linears") + ", norms " + count("parameters", "norms") +
+         (report["parameters"]["biases"] != 0 ? ", biases " + count("parameters", "biases") : "") +
+         ", head " + count("parameters", "head") +
          (has_experts
               ? ", experts " + count("parameters", "experts") + ", routers " +
                     count("parameters", "routers") + "; active " + count("parameters", "active")

@@ -21,6 +21,7 @@ constexpr const char* kDescription =
     "  octavo train --config examples/configs/demo.json --recipe rowwise --run-dir runs/first\n"
     "  octavo eval runs/first --eval-recipe high_precision\n"
     "  octavo generate runs/first --prompt 'ROMEO:'\n"
+    "  octavo export runs/first exported\n"
     "  octavo compare --config examples/configs/demo.json --run-dir runs/compared\n"
     "  octavo inspect llama3-8b --recipe rowwise\n";
 
@@ -76,6 +77,7 @@ int run(int argc, char** argv) {
   add_compare_command(app);
   add_eval_command(app);
   add_generate_command(app);
+  add_export_command(app);
   add_inspect_command(app);
   add_recipes_command(app);
   add_bench_command(app);

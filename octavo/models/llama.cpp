@@ -9,9 +9,13 @@
 namespace octavo::models {
 namespace {
 
-nn::RMSNorm make_norm(const LlamaConfig& config, const at::TensorOptions& tensor) {
+nn::RMSNorm make_norm(const LlamaConfig& config, const at::TensorOptions& tensor,
+                      std::int64_t features) {
   return nn::RMSNorm(
-      nn::RMSNormOptions{.features = config.dim, .eps = config.norm_eps, .tensor = tensor});
+      nn::RMSNormOptions{.features = features, .eps = config.norm_eps, .tensor = tensor});
+}
+nn::RMSNorm make_norm(const LlamaConfig& config, const at::TensorOptions& tensor) {
+  return make_norm(config, tensor, config.dim);
 }
 
 // LibTorch's fused attention on the CPU reads grouped heads without expanding them (enable_gqa)
@@ -35,10 +39,19 @@ at::Tensor causal_attention(const at::Tensor& q_BHTP, const at::Tensor& k_BHSP,
 
 LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, const at::TensorOptions& tensor)
     : config(config) {
-  q_proj = register_module("q_proj", make_linear(config.dim, config.dim, tensor));
-  k_proj = register_module("k_proj", make_linear(config.dim, config.kv_dim(), tensor));
-  v_proj = register_module("v_proj", make_linear(config.dim, config.kv_dim(), tensor));
-  o_proj = register_module("o_proj", make_linear(config.dim, config.dim, tensor));
+  const auto make_input = [&](std::int64_t features) {
+    return nn::Linear(nn::LinearOptions{.in_features = config.dim,
+                                        .out_features = features,
+                                        .bias = config.attention_bias,
+                                        .tensor = tensor});
+  };
+  q_proj = register_module("q_proj", make_input(config.q_dim()));
+  k_proj = register_module("k_proj", make_input(config.kv_dim()));
+  v_proj = register_module("v_proj", make_input(config.kv_dim()));
+  o_proj = register_module("o_proj", make_linear(config.q_dim(), config.dim, tensor));
+  if (!config.qk_norm) return;
+  q_norm = register_module("q_norm", make_norm(config, tensor, config.head_dim()));
+  k_norm = register_module("k_norm", make_norm(config, tensor, config.head_dim()));
 }
 
 torch::Tensor LlamaAttentionImpl::forward(const torch::Tensor& x, const RopeTable& rope,
@@ -47,14 +60,19 @@ torch::Tensor LlamaAttentionImpl::forward(const torch::Tensor& x, const RopeTabl
   const auto split = [&](const at::Tensor& y, std::int64_t heads) {
     return y.view({batch, sequence, heads, head_dim});
   };
+  const auto normed = [](nn::RMSNorm& norm, const at::Tensor& heads) {
+    return norm.is_empty() ? heads : norm(heads);
+  };
   const nn::LinearInput input = nn::share_input(x, {q_proj.get(), k_proj.get(), v_proj.get()});
-  const at::Tensor q = rotate(split(q_proj->forward_shared(input), config.heads), rope);
-  at::Tensor k = rotate(split(k_proj->forward_shared(input), config.kv_heads), rope);
+  const at::Tensor q =
+      rotate(normed(q_norm, split(q_proj->forward_shared(input), config.heads)), rope);
+  at::Tensor k =
+      rotate(normed(k_norm, split(k_proj->forward_shared(input), config.kv_heads)), rope);
   at::Tensor v = split(v_proj->forward_shared(input), config.kv_heads);
   if (cache != nullptr) std::tie(k, v) = cache->append(layer, k, v);
   const at::Tensor y_BHTP =
       causal_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2));
-  return o_proj(y_BHTP.transpose(1, 2).reshape({batch, sequence, config.dim}));
+  return o_proj(y_BHTP.transpose(1, 2).reshape({batch, sequence, config.q_dim()}));
 }
 
 LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config, std::int64_t layer,
@@ -99,7 +117,7 @@ const RopeTable& LlamaModelImpl::rope_table(std::int64_t positions, const at::De
     std::int64_t rows = 1024;
     while (rows < positions) rows *= 2;
     rope_ = make_rope_table(std::min(rows, config.max_sequence), config.head_dim(),
-                            config.rope_theta, device);
+                            config.rope_theta, device, config.rope_scaling);
   }
   return rope_;
 }
@@ -163,9 +181,11 @@ LlamaImpl::LlamaImpl(const LlamaConfig& config, const at::TensorOptions& tensor)
   model->embed_tokens->weight.normal_(0, deviation);
   for (std::int64_t i = 0; i < config.layers; ++i) {
     auto& block = model->layers->at<LlamaBlockImpl>(i);
-    block.self_attn->q_proj->weight.normal_(0, deviation);
-    block.self_attn->k_proj->weight.normal_(0, deviation);
-    block.self_attn->v_proj->weight.normal_(0, deviation);
+    for (nn::Linear* linear :
+         {&block.self_attn->q_proj, &block.self_attn->k_proj, &block.self_attn->v_proj}) {
+      (*linear)->weight.normal_(0, deviation);
+      if (config.attention_bias) (*linear)->bias.zero_();
+    }
     block.self_attn->o_proj->weight.normal_(0, residual_deviation);
     const auto initialise_mlp = [&](LlamaMlp& mlp) {
       mlp->gate_proj->weight.normal_(0, deviation);

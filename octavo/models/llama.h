@@ -27,7 +27,8 @@ namespace octavo::models {
 /// input only; the same bits, about a third more work.
 enum class ActivationCheckpointing : std::uint8_t { kNone, kBlocks };
 
-/// Causal attention with grouped key and value heads and rotated queries and keys.
+/// Causal attention with grouped key and value heads and rotated queries and keys, which
+/// LlamaConfig::qk_norm normalises before (the model's norm_eps, as Qwen 3).
 class LlamaAttentionImpl : public torch::nn::Module {
  public:
   LlamaAttentionImpl(const LlamaConfig& config, const at::TensorOptions& tensor);
@@ -39,6 +40,7 @@ class LlamaAttentionImpl : public torch::nn::Module {
 
   LlamaConfig config;
   nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, o_proj{nullptr};
+  nn::RMSNorm q_norm{nullptr}, k_norm{nullptr};  // null without qk_norm
 };
 TORCH_MODULE(LlamaAttention);
 
@@ -91,8 +93,8 @@ TORCH_MODULE(LlamaModel);
 /// The decoder with its head.
 ///
 /// Weights start normal with deviation 0.02 (routers' gates too), those of o_proj and down_proj,
-/// which add to the residual stream, divided by sqrt(2 * layers); norms at one. Deterministic after
-/// torch::manual_seed. On the meta device nothing is allocated: for `inspect`.
+/// which add to the residual stream, divided by sqrt(2 * layers); norms at one, biases at zero.
+/// Deterministic after torch::manual_seed. On the meta device nothing is allocated: for `inspect`.
 class LlamaImpl : public torch::nn::Module {
  public:
   /// tensor: dtype and device of every parameter. Errors: LlamaConfig::validate's.

@@ -16,12 +16,14 @@ ParameterCount parameter_count(const LlamaConfig& config) {
   const std::int64_t bias = moe.balance == nn::LoadBalance::kBias ? moe.experts : 0;
   ParameterCount count;
   count.embedding = config.vocabulary * D;
-  count.linears = config.layers * (2 * D * D + 2 * D * config.kv_dim()) +
+  count.linears = config.layers * (2 * D * config.q_dim() + 2 * D * config.kv_dim()) +
                   dense_layers * 3 * D * config.hidden + moe_layers * 3 * D * moe.shared_hidden;
   count.routers = moe_layers * (moe.experts * D + bias);
   count.experts = moe_layers * moe.experts * 3 * D * moe.hidden;
   count.active_experts = moe_layers * moe.top_k * 3 * D * moe.hidden;
   count.norms = (2 * config.layers + 1) * D;
+  if (config.qk_norm) count.norms += config.layers * 2 * config.head_dim();
+  if (config.attention_bias) count.biases = config.layers * (config.q_dim() + 2 * config.kv_dim());
   count.head = config.tied_head ? 0 : config.vocabulary * D;
   return count;
 }
@@ -35,7 +37,7 @@ FlopsPerToken flops_per_token(const LlamaConfig& config, std::int64_t sequence) 
   return {.linears = 6.0 * (double(count.linears) + gates),
           .experts = 6.0 * double(count.active_experts),
           .head = 6.0 * double(config.vocabulary) * D,
-          .attention = 6.0 * double(config.layers) * D * double(sequence + 1)};
+          .attention = 6.0 * double(config.layers) * double(config.q_dim()) * double(sequence + 1)};
 }
 
 MemoryEstimate memory_estimate(const LlamaConfig& config, at::ScalarType dtype,

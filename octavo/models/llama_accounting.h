@@ -19,9 +19,12 @@ struct ParameterCount {
   std::int64_t routers = 0;    ///< gates, and biases where experts are balanced by them
   std::int64_t experts = 0;    ///< the routed ones, all of them
   std::int64_t norms = 0;
+  std::int64_t biases = 0;          ///< of the attention's linears
   std::int64_t head = 0;            ///< V * D, or 0 when tied
   std::int64_t active_experts = 0;  ///< of `experts`, those a token goes through: k / E
-  std::int64_t total() const { return embedding + linears + routers + experts + norms + head; }
+  std::int64_t total() const {
+    return embedding + linears + routers + experts + norms + biases + head;
+  }
   /// What a token goes through: total() with its own experts only.
   std::int64_t active() const { return total() - experts + active_experts; }
 };
@@ -33,8 +36,8 @@ ParameterCount parameter_count(const LlamaConfig& config);
 ///   linears   = 6 * weights of the blocks' linears   (2 forward, 2 for dx, 2 for dw), gates too
 ///   experts   = 6 * weights of the k experts of a token
 ///   head      = 6 * V * D                            (tied or not)
-///   attention = 6 * layers * D * (T + 1)             the causal half: a token sees (T + 1) / 2
-///               positions on average; q.k and p.v are 2 * D each, times 3 for both directions
+///   attention = 6 * layers * H * P * (T + 1)         the causal half: a token sees (T + 1) / 2
+///               positions on average; q.k and p.v are 2 * H * P each, times 3 for both directions
 ///
 /// The lookup in the embedding, norms, RoPE, softmax, routing and SwiGLU's product are left out, as
 /// is what activation checkpointing computes twice: this is the model's work, the numerator of MFU.

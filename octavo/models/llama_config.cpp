@@ -167,6 +167,18 @@ const std::vector<std::pair<std::string, LlamaConfig>>& presets() {
 
 }  // namespace
 
+void RopeScaling::validate() const {
+  if (stretch == RopeStretch::kNone) return;
+  check_positive("rope_factor", factor);
+  if (stretch == RopeStretch::kLinear) return;
+  check_positive("rope_low_frequency", low_frequency_factor);
+  check_positive("rope_high_frequency", high_frequency_factor);
+  check_positive("rope_original_sequence", original_sequence);
+  TORCH_CHECK(high_frequency_factor > low_frequency_factor, "rope_high_frequency is ",
+              high_frequency_factor, "; it must be more than rope_low_frequency, which is ",
+              low_frequency_factor);
+}
+
 void LlamaConfig::validate() const {
   check_positive("vocabulary", vocabulary);
   check_positive("dim", dim);
@@ -177,10 +189,14 @@ void LlamaConfig::validate() const {
   check_positive("max_sequence", max_sequence);
   check_positive("rope_theta", rope_theta);
   check_positive("norm_eps", norm_eps);
-  check_divides("heads", heads, "dim", dim);
+  TORCH_CHECK(head_size >= 0, "head_dim is ", head_size, "; it must be at least 0 (dim / heads)");
+  if (head_size == 0) check_divides("heads", heads, "dim", dim);
   check_divides("kv_heads", kv_heads, "heads", heads);
-  TORCH_CHECK(head_dim() % 2 == 0, "heads is ", heads, "; dim / heads = ", head_dim(),
+  TORCH_CHECK(head_dim() % 2 == 0, head_size > 0 ? "head_dim is " : "heads is ",
+              head_size > 0 ? head_size : heads, head_size > 0 ? "; it" : "; dim / heads = ",
+              head_size > 0 ? "" : std::to_string(head_dim()),
               " must be even, because RoPE rotates pairs of features");
+  rope_scaling.validate();
   moe.validate(layers);
 }
 

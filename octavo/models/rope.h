@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "octavo/models/rope_scaling.h"
+
 namespace octavo::models {
 
 /// Cosines and signed sines of every position, as `rotate` reads them.
@@ -15,11 +17,11 @@ struct RopeTable {
   RopeTable slice(std::int64_t begin, std::int64_t length) const;
 };
 
-/// The table for positions 0 .. T-1 of heads with P features: f_i = theta^(-2i/P). Angles are
-/// computed in fp64 and the results rounded to fp32 once. (Hugging Face computes angles in fp32,
-/// which differs by up to 5e-4 at position 8192.)
+/// The table for positions 0 .. T-1 of heads with P features: f_i = theta^(-2i/P), stretched by
+/// `scaling`. Angles are computed in fp64 and the results rounded to fp32 once. (Hugging Face
+/// computes angles in fp32, which differs by up to 5e-4 at position 8192.)
 RopeTable make_rope_table(std::int64_t sequence, std::int64_t head_dim, double theta,
-                          const at::Device& device);
+                          const at::Device& device, const RopeScaling& scaling = {});
 
 /// x (B, T, H, P) turned by its positions' angles, differentiable: octavo::rope() (ops/rope.h).
 at::Tensor rotate(const at::Tensor& x, const RopeTable& table);

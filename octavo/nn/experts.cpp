@@ -43,16 +43,18 @@ void ExpertsImpl::pretty_print(std::ostream& stream) const {
 }
 
 torch::Tensor ExpertsImpl::forward(const torch::Tensor& x, const torch::Tensor& offs) {
-  const auto product = [&](const at::Tensor& a, const at::Tensor& w,
+  const auto product = [&](const char* name, const at::Tensor& a, const at::Tensor& w,
                            std::optional<WeightCache>& cache) {
     if (!recipe) return grouped_linear(a, w, offs);
-    return float8_grouped_linear(a, w, offs, *recipe,
-                                 {.keep_weight_transposed = keep_weight_transposed,
-                                  .weight = cache ? &cache->get(w, *recipe) : nullptr,
-                                  .accumulate_into = gradient_to_add_to(w)});
+    const at::Tensor y = float8_grouped_linear(a, w, offs, *recipe,
+                                               {.keep_weight_transposed = keep_weight_transposed,
+                                                .weight = cache ? &cache->get(w, *recipe) : nullptr,
+                                                .accumulate_into = gradient_to_add_to(w)});
+    if (observer != nullptr) observer->saw(*this, name, a, w, y);
+    return y;
   };
-  const at::Tensor gate_up = product(x, gate_up_proj, gate_up_cache);  // (M, 2F)
-  return product(swiglu(gate_up), down_proj, down_cache);              // (M, F), (M, D)
+  const at::Tensor gate_up = product("gate_up_proj", x, gate_up_proj, gate_up_cache);  // (M, 2F)
+  return product("down_proj", swiglu(gate_up), down_proj, down_cache);  // (M, F), (M, D)
 }
 
 }  // namespace octavo::nn

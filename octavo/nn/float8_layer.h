@@ -12,6 +12,17 @@
 
 namespace octavo::nn {
 
+struct Float8Layer;
+
+/// Told of every product x . w^T of a converted layer, as long as Float8Layer::observer names it.
+struct ProductObserver {
+  virtual ~ProductObserver() = default;
+  /// weight: "" of a linear; "gate_up_proj" or "down_proj" of experts. y is as the layer returns it
+  /// (experts: as that product gives it). What is given is not to be changed.
+  virtual void saw(const Float8Layer& layer, const char* weight, const at::Tensor& x,
+                   const at::Tensor& w, const at::Tensor& y) = 0;
+};
+
 /// What a module with weights that FP8 products can take has besides them: Linear and Experts.
 /// convert_to_float8_training() sets the recipe.
 struct Float8Layer {
@@ -31,6 +42,7 @@ struct Float8Layer {
   /// (Float8LinearOptions::accumulate_into). Ignored without a recipe, where the weight has hooks,
   /// and where its gradient is not contiguous or of another dtype.
   bool accumulate_gradient = false;
+  ProductObserver* observer = nullptr;  ///< not owned
 
  protected:
   /// weight.grad() where dw is to be added to it, otherwise undefined.

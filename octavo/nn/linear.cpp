@@ -70,7 +70,9 @@ torch::Tensor LinearImpl::forward_shared(const LinearInput& input) {
   if (input.quantized && input.recipe == recipe) with.input = &*input.quantized;
   if (weight_cache) with.weight = &weight_cache->get(weight, *recipe);
   with.accumulate_into = gradient_to_add_to(weight);
-  return float8_linear(x, weight, b, *recipe, with);
+  const torch::Tensor y = float8_linear(x, weight, b, *recipe, with);
+  if (observer != nullptr) observer->saw(*this, "", x, weight, y);
+  return y;
 }
 
 }  // namespace octavo::nn

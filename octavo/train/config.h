@@ -26,6 +26,7 @@ struct TrainConfig {
   /// Keys: vocabulary, dim, layers, heads, ..., and those of its mixture of experts; what kind of
   /// model it is follows from `experts`: 0 is a dense Llama.
   models::LlamaConfig model;
+  std::string init;  ///< folder whose weights training begins with; empty: random ones
   std::string recipe = "high_precision";  ///< or a Recipe string
   std::string flavour = "auto";           ///< auto, ocp, fnuz
   std::vector<std::string> filter_fqns = {"lm_head"};
@@ -40,7 +41,7 @@ struct TrainConfig {
   std::string plan;                  ///< a run's gemm_plans.txt whose algorithms are used
   std::uint64_t seed = 1;
 
-  // Data: text files are read as bytes, .bin files are token shards
+  // Data: text files are read as bytes, .bin files and folders of them are token shards
   std::string train_data;
   std::string validation_data;  ///< empty: the last validation_fraction of train_data
   double validation_fraction = 0.1;
@@ -68,6 +69,7 @@ struct TrainConfig {
   bool resume = false;           ///< from the newest checkpoint in run_dir
   std::int64_t resume_step = 0;  ///< from that step's instead; 0: the newest
   std::int64_t log_every = 10;
+  std::int64_t fp8_stats = 0;           ///< steps between samples of FP8 health; 0: none
   std::int64_t threads = 0;             ///< 0: LibTorch's choice
   std::string eval_recipe = "trained";  ///< or high_precision
 };

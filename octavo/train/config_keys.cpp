@@ -204,19 +204,44 @@ std::vector<ConfigKey> make_keys() {
   };
   add("preset", FIELD(preset), "sizes that the model keys below override",
       one_of(models::llama_preset_names()));
+  add("init", FIELD(init),
+      "begin with the weights and sizes of a Hugging Face folder, or of a run or checkpoint",
+      anything<std::string>());
   add("vocabulary", FIELD(model.vocabulary), "tokens known to the model (bytes: 256)",
       between<std::int64_t>(1, 16777216));
   add("dim", FIELD(model.dim), "width of the residual stream", between<std::int64_t>(1, 1048576));
   add("layers", FIELD(model.layers), "decoder blocks", between<std::int64_t>(1, 4096));
-  add("heads", FIELD(model.heads), "attention heads; divides dim", between<std::int64_t>(1, 65536));
+  add("heads", FIELD(model.heads), "attention heads; divides dim unless head_dim is given",
+      between<std::int64_t>(1, 65536));
   add("kv_heads", FIELD(model.kv_heads), "key and value heads; divides heads",
       between<std::int64_t>(1, 65536));
+  add("head_dim", FIELD(model.head_size), "features of one head; 0: dim / heads",
+      between<std::int64_t>(0, 65536));
   add("hidden", FIELD(model.hidden), "width inside the feed-forward network",
       between<std::int64_t>(1, 4194304));
   add("max_sequence", FIELD(model.max_sequence), "longest sequence the model takes",
       between<std::int64_t>(1, 16777216));
   add("rope_theta", FIELD(model.rope_theta), "base of the rotary angles", more_than_zero());
+  keys.push_back(
+      make_word_key("rope_scaling", g, FIELD(model.rope_scaling.stretch),
+                    "of the angles for long sequences: none, linear, or llama3 (by frequency)",
+                    std::vector<std::pair<std::string, models::RopeStretch>>{
+                        {"none", models::RopeStretch::kNone},
+                        {"linear", models::RopeStretch::kLinear},
+                        {"llama3", models::RopeStretch::kLlama3}}));
+  add("rope_factor", FIELD(model.rope_scaling.factor), "rope_scaling: how many times longer",
+      more_than_zero());
+  add("rope_low_frequency", FIELD(model.rope_scaling.low_frequency_factor),
+      "llama3: angles of fewer turns are stretched whole", more_than_zero());
+  add("rope_high_frequency", FIELD(model.rope_scaling.high_frequency_factor),
+      "llama3: angles of more turns are not", more_than_zero());
+  add("rope_original_sequence", FIELD(model.rope_scaling.original_sequence),
+      "llama3: positions in which the turns are counted", i1);
   add("norm_eps", FIELD(model.norm_eps), "epsilon of RMSNorm", more_than_zero());
+  add("attention_bias", FIELD(model.attention_bias), "q, k and v have biases (Qwen 2)",
+      anything<bool>());
+  add("qk_norm", FIELD(model.qk_norm), "RMSNorm of each query and key head (Qwen 3)",
+      anything<bool>());
   add("tied_head", FIELD(model.tied_head), "the head shares the embedding's weight",
       anything<bool>());
 
@@ -287,7 +312,8 @@ std::vector<ConfigKey> make_keys() {
   add("seed", FIELD(seed), "of the weights and the order of the data", anything<std::uint64_t>());
 
   g = "Data";
-  add("train_data", FIELD(train_data), "a text file (read as bytes) or a .bin token shard",
+  add("train_data", FIELD(train_data),
+      "text files (read as bytes), or .bin token shards or a folder of them",
       anything<std::string>());
   add("validation_data", FIELD(validation_data),
       "held-out data; empty: the last validation_fraction of train_data", anything<std::string>());
@@ -324,6 +350,8 @@ std::vector<ConfigKey> make_keys() {
   add("resume_step", FIELD(resume_step),
       "go on from that step's checkpoint and remove later ones; 0: the newest", i0);
   add("log_every", FIELD(log_every), "steps between progress lines", i1);
+  add("fp8_stats", FIELD(fp8_stats),
+      "steps between samples of FP8 health in metrics.jsonl (docs/training.md); 0: none", i0);
   add("threads", FIELD(threads), "0: LibTorch's choice", between<std::int64_t>(0, kMostThreads));
   add("eval_recipe", FIELD(eval_recipe), "validation runs as trained, or in high_precision",
       one_of({"trained", "high_precision"}));

@@ -5,6 +5,7 @@
 #include <glob.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "octavo/train/rng.h"
 #include "octavo/train/token_file.h"
@@ -18,9 +19,11 @@ std::vector<std::string> expand(const std::string& spec) {
   std::vector<std::string> paths;
   for (std::size_t begin = 0; begin <= spec.size();) {
     const std::size_t comma = std::min(spec.find(',', begin), spec.size());
-    const std::string item = spec.substr(begin, comma - begin);
+    std::string item = spec.substr(begin, comma - begin);
     begin = comma + 1;
     if (item.empty()) continue;
+    std::error_code ignored;
+    if (std::filesystem::is_directory(item, ignored)) item += "/*.bin";
     if (item.find_first_of("*?[") == std::string::npos) {
       paths.push_back(item);
       continue;

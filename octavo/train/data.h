@@ -19,11 +19,11 @@ class TokenSource {
  public:
   static constexpr std::int64_t kAnyVocabulary = std::numeric_limits<std::int64_t>::max();
 
-  /// `spec`: a path, a glob, or a comma-separated list of these. `vocabulary`: the model's, V;
-  /// without it shards of any vocabulary open.
-  /// Errors, naming the file: missing, empty, no regular file, a pattern that matches nothing, a
-  /// shard's magic, version, token width or length that is not what its header says (truncated), a
-  /// shard made with a larger vocabulary than V, text and shards mixed.
+  /// `spec`: a path, a folder of shards (its *.bin), a glob, or a comma-separated list of these.
+  /// `vocabulary`: the model's, V; without it shards of any vocabulary open. Errors, naming the
+  /// file: missing, empty, no regular file, a pattern that matches nothing, a shard's magic,
+  /// version, token width or length that is not what its header says (truncated), a shard made with
+  /// a larger vocabulary than V, text and shards mixed.
   static TokenSource open(const std::string& spec, std::int64_t vocabulary = kAnyVocabulary);
 
   std::int64_t size() const { return end_ - begin_; }  ///< tokens

@@ -15,9 +15,12 @@ namespace octavo::train {
 /// A file of JSON values, one a line, appended and flushed line by line: what has been written
 /// survives the process. Each line of a run's metrics.jsonl has "event" and "step":
 ///   start, resume  recipe, flavour, fast_accumulation, threads, config
-///   train          loss, gradient_norm, lr, seconds, tokens_per_second; with experts also aux_loss
+///   train          loss, gradient_norm, lr, seconds, tokens_per_second, memory (bytes in use);
+///   with experts also aux_loss
 ///                  (added to loss for the gradients) and expert_load (tokens of the busiest expert
 ///                  over the mean, of the block where that is largest)
+///   fp8            layers: of each converted layer the health of x, w and dy (fp8_stats.h); after
+///                  the train line of every step that fp8_stats divides, and of the first
 ///   validation     loss (null where it is not finite), eval_recipe
 ///   checkpoint     saved after that step
 /// After a resume a step may occur twice, and the later line holds.

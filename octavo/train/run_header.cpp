@@ -106,10 +106,18 @@ std::vector<std::string> run_header(const TrainConfig& config, const PreparedMod
 
 std::vector<std::string> resume_differences(const TrainConfig& checkpoint,
                                             const TrainConfig& config) {
-  static const std::set<std::string> kHarmless = {
-      "run_dir",          "resume",         "resume_step",        "plan",
-      "log_every",        "validate_every", "validation_batches", "checkpoint_every",
-      "keep_checkpoints", "eval_recipe"};
+  static const std::set<std::string> kHarmless = {"run_dir",
+                                                  "resume",
+                                                  "resume_step",
+                                                  "plan",
+                                                  "init",
+                                                  "fp8_stats",
+                                                  "log_every",
+                                                  "validate_every",
+                                                  "validation_batches",
+                                                  "checkpoint_every",
+                                                  "keep_checkpoints",
+                                                  "eval_recipe"};
   std::vector<std::string> lines;
   for (const ConfigKey& key : config_keys()) {
     if (kHarmless.contains(key.name)) continue;

@@ -22,7 +22,9 @@
 #include "octavo/quantize/architecture_of.h"
 #include "octavo/train/checkpoint.h"
 #include "octavo/train/data.h"
+#include "octavo/train/fp8_stats.h"
 #include "octavo/train/gemm_plans.h"
+#include "octavo/train/init.h"
 #include "octavo/train/json_file.h"
 #include "octavo/train/metrics.h"
 #include "octavo/train/optimizer.h"
@@ -135,6 +137,7 @@ struct Trainer::State {
   }
 
   void start_or_resume();
+  void begin();
   double train_step();
   void save();
   CheckpointState load_resumed(const std::filesystem::path& folder) const;
@@ -151,6 +154,11 @@ struct Trainer::State {
     if (!peak) return std::nullopt;
     return models::flops_per_token(config.model, config.sequence).total() * tokens_per_second /
            peak->bf16;
+  }
+  // In the step after those done: the first, and each that fp8_stats divides.
+  bool samples_health() const {
+    return config.fp8_stats > 0 && prepared.recipe &&
+           (step == 0 || (step + 1) % config.fp8_stats == 0);
   }
   bool has_experts() const { return config.model.moe.experts > 0; }
   std::int64_t tokens_per_step() const {
@@ -169,8 +177,9 @@ struct Trainer::State {
   std::int64_t step = 0;  // done
   std::int64_t saved_step = -1;
   double gradient_norm = 0.0;
-  double aux_loss = 0.0;     // of the last step, mean over its micro-batches
-  double expert_load = 0.0;  // largest_expert_load() of the last step
+  double aux_loss = 0.0;              // of the last step, mean over its micro-batches
+  nlohmann::ordered_json fp8_layers;  // of the last step, where it was sampled
+  double expert_load = 0.0;           // largest_expert_load() of the last step
   std::vector<std::string> resume_lines;
 };
 
@@ -191,6 +200,13 @@ CheckpointState Trainer::State::load_resumed(const std::filesystem::path& folder
   return state;
 }
 
+// The weights of step 0.
+void Trainer::State::begin() {
+  if (config.init.empty()) return;
+  resume_lines.push_back(load_init(config.init, prepared.model, optimizer));
+  nn::invalidate_weight_caches(*prepared.model);
+}
+
 void Trainer::State::start_or_resume() {
   const auto found = checkpoints_of(config.run_dir);
   if (!config.resume) {
@@ -198,6 +214,7 @@ void Trainer::State::start_or_resume() {
     TORCH_CHECK(found.empty(), "run_dir: '", config.run_dir, "' holds a run already (step ",
                 found.rbegin()->first,
                 "); go on with it by resume = true, name another run_dir, or remove it");
+    begin();
     return;
   }
   const auto chosen = config.resume_step > 0 ? found.find(config.resume_step)
@@ -209,6 +226,7 @@ void Trainer::State::start_or_resume() {
   if (chosen == found.end()) {
     resume_lines.push_back("resume      no checkpoint in " + config.run_dir +
                            ": starting at step 0");
+    begin();
     return;
   }
   const CheckpointState state = load_resumed(chosen->second);
@@ -269,9 +287,12 @@ void Trainer::State::check_validation(double loss) const {
 // aux_loss and expert_load.
 double Trainer::State::train_step() {
   optimizer.zero_grad();
+  fp8_layers = nullptr;
   aux_loss = 0.0;
   double sum = 0.0;
   for (std::int64_t micro_batch = 0; micro_batch < config.accumulation; ++micro_batch) {
+    std::optional<Fp8Sampler> health;
+    if (micro_batch == 0 && samples_health()) health.emplace(prepared.model);
     const Batch batch = sampler.next(step, micro_batch).to(prepared.device);
     at::Tensor loss = prepared.model->loss(batch.tokens, batch.targets);
     const double value = loss.item<float>();
@@ -283,6 +304,7 @@ double Trainer::State::train_step() {
     }
     if (config.accumulation > 1) loss = loss / static_cast<double>(config.accumulation);
     loss.backward();
+    if (health) fp8_layers = health->layers();
   }
   const at::Tensor norm = optimizer.gradient_norm();
   gradient_norm = norm.item<float>();
@@ -327,12 +349,15 @@ void Trainer::State::record_step(JsonLines& metrics, double loss, double lr,
                          {"gradient_norm", gradient_norm},
                          {"lr", lr},
                          {"seconds", step_seconds.back()},
-                         {"tokens_per_second", tokens / step_seconds.back()}};
+                         {"tokens_per_second", tokens / step_seconds.back()},
+                         {"memory", memory_of(prepared.device).resident}};
   if (has_experts()) {
     line["aux_loss"] = aux_loss;
     line["expert_load"] = expert_load;
   }
   metrics.write(line);
+  if (!fp8_layers.is_null())
+    metrics.write({{"event", "fp8"}, {"step", step}, {"layers", fp8_layers}});
   const bool shown = step % std::max<std::int64_t>(config.log_every, 1) == 0;
   if (!log || !(shown || step == config.steps || step_seconds.size() == 1)) return;
   // The pace of the last few steps: the first ones warm up.

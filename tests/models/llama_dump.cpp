@@ -59,6 +59,17 @@ LlamaConfig read_config(const Tensors& input) {
                         .rope_theta = input.at("config.rope_theta").item<double>(),
                         .norm_eps = input.at("config.norm_eps").item<double>(),
                         .tied_head = whole("config.tied_head") != 0};
+  if (input.count("config.head_dim") != 0) {
+    config.head_size = whole("config.head_dim");
+    config.attention_bias = whole("config.attention_bias") != 0;
+    config.qk_norm = whole("config.qk_norm") != 0;
+    config.rope_scaling = {
+        .stretch = octavo::models::RopeStretch(whole("config.rope_scaling")),
+        .factor = input.at("config.rope_factor").item<double>(),
+        .low_frequency_factor = input.at("config.rope_low_frequency").item<double>(),
+        .high_frequency_factor = input.at("config.rope_high_frequency").item<double>(),
+        .original_sequence = whole("config.rope_original_sequence")};
+  }
   if (input.count("config.experts") == 0) return config;
   config.moe = {.experts = whole("config.experts"),
                 .top_k = whole("config.top_k"),

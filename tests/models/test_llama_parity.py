@@ -17,7 +17,10 @@ BUILD = pathlib.Path(os.environ.get("OCTAVO_BUILD_DIR", "build"))
 STEPS, BATCH, SEQUENCE = 10, 3, 21
 
 BASE = dict(vocabulary=97, dim=48, layers=2, heads=4, kv_heads=4, hidden=80, max_sequence=64,
-            rope_theta=10000.0, norm_eps=1e-5, tied_head=0)
+            rope_theta=10000.0, norm_eps=1e-5, tied_head=0, head_dim=0, attention_bias=0, qk_norm=0,
+            rope_scaling=0, rope_factor=4.0, rope_low_frequency=1.0, rope_high_frequency=4.0,
+            rope_original_sequence=64)
+LINEAR, LLAMA3 = 1, 2  # rope_scaling, as models::RopeStretch numbers them
 CASES = {
     "multi_head": {},
     "grouped_query": dict(kv_heads=2),
@@ -25,27 +28,36 @@ CASES = {
     "tied_head": dict(kv_heads=2, tied_head=1),
     "odd_sizes": dict(vocabulary=33, dim=30, heads=3, kv_heads=1, hidden=47, layers=3,
                       norm_eps=1e-3),
+    "qwen2": dict(kv_heads=2, attention_bias=1),
+    "qwen3": dict(kv_heads=2, qk_norm=1, head_dim=18, norm_eps=1e-3),
+    "linear_rope": dict(rope_scaling=LINEAR),
+    "llama3_rope": dict(rope_scaling=LLAMA3),  # of six angles two are kept, two stretched
 }
 OPTIMIZER = dict(lr=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 
 
 def parameter_shapes(c):
     """Hugging Face's names in LlamaForCausalLM's order."""
-    d, f, kv = c["dim"], c["hidden"], c["kv_heads"] * (c["dim"] // c["heads"])
+    d, f, size = c["dim"], c["hidden"], c["head_dim"] or c["dim"] // c["heads"]
+    q, kv = c["heads"] * size, c["kv_heads"] * size
     shapes = {"model.embed_tokens.weight": (c["vocabulary"], d)}
     for i in range(c["layers"]):
         p = f"model.layers.{i}."
         shapes |= {
-            p + "self_attn.q_proj.weight": (d, d),
+            p + "self_attn.q_proj.weight": (q, d),
             p + "self_attn.k_proj.weight": (kv, d),
             p + "self_attn.v_proj.weight": (kv, d),
-            p + "self_attn.o_proj.weight": (d, d),
+            p + "self_attn.o_proj.weight": (d, q),
             p + "mlp.gate_proj.weight": (f, d),
             p + "mlp.up_proj.weight": (f, d),
             p + "mlp.down_proj.weight": (d, f),
             p + "input_layernorm.weight": (d,),
             p + "post_attention_layernorm.weight": (d,),
         }
+        if c["attention_bias"]:
+            shapes |= {p + f"self_attn.{x}_proj.bias": (n,) for x, n in (("q", q), ("k", kv), ("v", kv))}
+        if c["qk_norm"]:
+            shapes |= {p + f"self_attn.{x}_norm.weight": (size,) for x in "qk"}
     shapes["model.norm.weight"] = (d,)
     if not c["tied_head"]:
         shapes["lm_head.weight"] = (c["vocabulary"], d)
@@ -56,10 +68,26 @@ def norm(x, w, eps):
     return w * x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps)
 
 
-def rope(x, theta):
+def stretched(c, f):
+    """A frequency after rope_scaling; f / 2 pi turns a position."""
+    if c.get("rope_scaling") == LINEAR:
+        return f / c["rope_factor"]
+    if c.get("rope_scaling") == LLAMA3:
+        turns = c["rope_original_sequence"] * f / (2 * math.pi)
+        low, high = c["rope_low_frequency"], c["rope_high_frequency"]
+        if turns < low:
+            return f / c["rope_factor"]
+        if turns < high:
+            kept = (turns - low) / (high - low)
+            return (1 - kept) * f / c["rope_factor"] + kept * f
+    return f
+
+
+def rope(x, c):
     """x: (B, T, H, P). Pairs (i, i + P/2) as complex numbers, turned by exp(j t theta^(-2i/P))."""
     half = x.shape[-1] // 2
-    frequency = torch.tensor([theta ** (-i / half) for i in range(half)], dtype=x.dtype)
+    frequency = torch.tensor([stretched(c, c["rope_theta"] ** (-i / half)) for i in range(half)],
+                             dtype=x.dtype)
     angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None, None] * frequency
     turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)
     return torch.cat([turned.real, turned.imag], -1)
@@ -81,12 +109,15 @@ def reference_logits(c, p, tokens):
     b, t = tokens.shape
     x = p["model.embed_tokens.weight"][tokens]
     for i in range(c["layers"]):
-        w = {name.removeprefix(f"model.layers.{i}.").removesuffix(".weight"): tensor
+        w = {name.removeprefix(f"model.layers.{i}.").replace(".weight", ""): tensor
              for name, tensor in p.items() if name.startswith(f"model.layers.{i}.")}
         h = norm(x, w["input_layernorm"], c["norm_eps"])
-        q = rope((h @ w["self_attn.q_proj"].T).view(b, t, c["heads"], -1), c["rope_theta"])
-        k = rope((h @ w["self_attn.k_proj"].T).view(b, t, c["kv_heads"], -1), c["rope_theta"])
-        v = (h @ w["self_attn.v_proj"].T).view(b, t, c["kv_heads"], -1)
+        q, k, v = (h @ w[f"self_attn.{x}_proj"].T + w.get(f"self_attn.{x}_proj.bias", 0) for x in "qkv")
+        q, k = q.view(b, t, c["heads"], -1), k.view(b, t, c["kv_heads"], -1)
+        if c["qk_norm"]:
+            q = norm(q, w["self_attn.q_norm"], c["norm_eps"])
+            k = norm(k, w["self_attn.k_norm"], c["norm_eps"])
+        q, k, v = rope(q, c), rope(k, c), v.view(b, t, c["kv_heads"], -1)
         x = x + attention(q, k, v) @ w["self_attn.o_proj"].T
         h = norm(x, w["post_attention_layernorm"], c["norm_eps"])
         gate, up = h @ w["mlp.gate_proj"].T, h @ w["mlp.up_proj"].T
@@ -183,6 +214,8 @@ def test_hugging_face_model_takes_our_weights(results):
     """Names, shapes and logits of transformers' own model, where it is installed."""
     transformers = pytest.importorskip("transformers")
     c, got, _, weights, tokens = results
+    if c["attention_bias"] or c["qk_norm"] or c["rope_scaling"]:
+        pytest.skip("not a Llama: tests/train/test_hugging_face.py compares the other families")
     config = transformers.LlamaConfig(
         vocab_size=c["vocabulary"], hidden_size=c["dim"], intermediate_size=c["hidden"],
         num_hidden_layers=c["layers"], num_attention_heads=c["heads"],

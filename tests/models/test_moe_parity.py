@@ -111,7 +111,7 @@ def reference_forward(c, p, tokens):
         h = norm(x, w["input_layernorm.weight"], c["norm_eps"])
         q, k, v = ((h @ w[f"self_attn.{n}_proj.weight"].T).view(b, t, heads, -1)
                    for n, heads in (("q", c["heads"]), ("k", c["kv_heads"]), ("v", c["kv_heads"])))
-        x = x + attention(rope(q, c["rope_theta"]), rope(k, c["rope_theta"]), v) @ w[
+        x = x + attention(rope(q, c), rope(k, c), v) @ w[
             "self_attn.o_proj.weight"].T
         h = norm(x, w["post_attention_layernorm.weight"], c["norm_eps"])
         if is_moe(c, i):

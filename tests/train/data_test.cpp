@@ -121,10 +121,20 @@ TEST_F(DataTest, BadFilesAreNamed) {
   EXPECT_HAS(error_of(""), "no file named");
   EXPECT_HAS(error_of(","), "no file named");
   EXPECT_HAS(error_of(write("empty.txt", "")), "is empty");
-  EXPECT_HAS(error_of(folder_.string()), "no regular file");
+  EXPECT_HAS(error_of(folder_.string()), "no file matches '" + folder_.string() + "/*.bin'");
   ASSERT_EQ(::mkfifo(path("pipe.txt").c_str(), 0600), 0);
   EXPECT_HAS(error_of(path("pipe.txt")), "no regular file");  // and does not wait for a writer
   EXPECT_HAS(error_of(write("a.txt", "abc") + "," + shard("a.bin", 0, 3)), "files of one kind");
+}
+
+TEST_F(DataTest, AFolderStandsForItsShards) {
+  std::filesystem::create_directory(folder_ / "tokens");
+  shard("tokens/b.bin", 3, 2);
+  shard("tokens/a.bin", 0, 3);
+  write("tokens/about.json", "{}");
+  const TokenSource folder = TokenSource::open(path("tokens"));
+  EXPECT_EQ(folder.size(), 5);
+  EXPECT_TRUE(at::equal(folder.window(0, 5), TokenSource::open(path("tokens/*.bin")).window(0, 5)));
 }
 
 TEST_F(DataTest, AFileThatBecomesShorterIsAnError) {

@@ -4,7 +4,25 @@
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include <memory>
+#include <type_traits>
+#include <utility>
+
 namespace octavo::ops {
+namespace {
+
+// Autograd's nodes are held by std::shared_ptr in torch 2.11 and by c10::intrusive_ptr in later
+// releases.
+template <typename Node, typename Pointer = decltype(torch::autograd::Edge::function)>
+Pointer make_node(std::string text) {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
+    return std::make_shared<Node>(std::move(text));
+  } else {
+    return c10::make_intrusive<Node>(std::move(text));
+  }
+}
+
+}  // namespace
 
 bool requires_derivative(std::initializer_list<at::Tensor> inputs) {
   if (!at::GradMode::is_enabled()) return false;
@@ -33,7 +51,7 @@ void check_one_device(const char* what, std::initializer_list<at::Tensor> inputs
 at::Tensor without_derivative(const std::string& what, const at::Tensor& output) {
   at::Tensor result = output.detach();
   torch::autograd::set_history(
-      result, std::make_shared<torch::autograd::Error>(
+      result, make_node<torch::autograd::Error>(
                   what + " has no derivative; detach() its result where none is meant"));
   return result;
 }

@@ -1,6 +1,9 @@
 #include "octavo/models/feed_forward.h"
 
-#include <ATen/Functions.h>
+#include <ATen/autocast_mode.h>
+
+#include "octavo/ops/float8_swiglu_mlp.h"
+#include "octavo/ops/swiglu.h"
 
 namespace octavo::models {
 
@@ -16,9 +19,39 @@ LlamaMlpImpl::LlamaMlpImpl(std::int64_t dim, std::int64_t hidden, const at::Tens
   down_proj = register_module("down_proj", make_linear(hidden, dim, tensor));
 }
 
+bool LlamaMlpImpl::fuses(const torch::Tensor& x) const {
+  if (!fusion || !gate_proj->recipe) return false;
+  int trained = 0;
+  for (const nn::Linear& linear : {gate_proj, up_proj, down_proj}) {
+    if (linear->recipe != gate_proj->recipe || linear->bias.defined() || linear->observer ||
+        linear->keep_weight_transposed != gate_proj->keep_weight_transposed ||
+        linear->weight.scalar_type() != gate_proj->weight.scalar_type()) {
+      return false;
+    }
+    trained += linear->weight.requires_grad();
+  }
+  // The operation computes the gradients of all three weights or of none.
+  if (trained != 0 && trained != 3) return false;
+  // Weights that are quantised already enter only where a graph is recorded without autocast.
+  return !gate_proj->weight_cache ||
+         (at::GradMode::is_enabled() && (trained || x.requires_grad()) &&
+          !at::autocast::is_autocast_enabled(x.device().type()));
+}
+
 torch::Tensor LlamaMlpImpl::forward(const torch::Tensor& x) {
-  const nn::LinearInput input = nn::share_input(x, {gate_proj.get(), up_proj.get()});
-  return down_proj(at::silu(gate_proj->forward_shared(input)) * up_proj->forward_shared(input));
+  if (!fuses(x)) {
+    const auto both = nn::forward_together(x, {gate_proj.get(), up_proj.get()}, fusion);
+    return down_proj(swiglu(both[0], both[1]));
+  }
+  const Recipe& recipe = *gate_proj->recipe;
+  Float8SwigluMlpOptions with{.keep_weight_transposed = gate_proj->keep_weight_transposed};
+  std::size_t i = 0;
+  for (nn::Linear linear : {gate_proj, up_proj, down_proj}) {
+    const Float8LinearOptions options = linear->float8_options();
+    with.weights[i] = options.weight;
+    with.accumulate_into[i++] = options.accumulate_into;
+  }
+  return float8_swiglu_mlp(x, gate_proj->weight, up_proj->weight, down_proj->weight, recipe, with);
 }
 
 }  // namespace octavo::models

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "octavo/nn/fusion.h"
 #include "octavo/nn/linear.h"
 
 namespace octavo::models {
@@ -14,14 +15,17 @@ nn::Linear make_linear(std::int64_t in_features, std::int64_t out_features,
                        const at::TensorOptions& tensor);
 
 /// SwiGLU: down(silu(gate(x)) * up(x)), the network of a dense block and the shared expert of an
-/// MoE one.
-class LlamaMlpImpl : public torch::nn::Module {
+/// MoE one. Where its linears have one recipe they run as one operation, float8_swiglu_mlp().
+class LlamaMlpImpl : public torch::nn::Module, public nn::FusedLayers {
  public:
   LlamaMlpImpl(std::int64_t dim, std::int64_t hidden, const at::TensorOptions& tensor);
 
   torch::Tensor forward(const torch::Tensor& x);  // (..., D) -> (..., D)
 
   nn::Linear gate_proj{nullptr}, up_proj{nullptr}, down_proj{nullptr};
+
+ private:
+  bool fuses(const torch::Tensor& x) const;
 };
 TORCH_MODULE(LlamaMlp);
 

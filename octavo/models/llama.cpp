@@ -63,12 +63,10 @@ torch::Tensor LlamaAttentionImpl::forward(const torch::Tensor& x, const RopeTabl
   const auto normed = [](nn::RMSNorm& norm, const at::Tensor& heads) {
     return norm.is_empty() ? heads : norm(heads);
   };
-  const nn::LinearInput input = nn::share_input(x, {q_proj.get(), k_proj.get(), v_proj.get()});
-  const at::Tensor q =
-      rotate(normed(q_norm, split(q_proj->forward_shared(input), config.heads)), rope);
-  at::Tensor k =
-      rotate(normed(k_norm, split(k_proj->forward_shared(input), config.kv_heads)), rope);
-  at::Tensor v = split(v_proj->forward_shared(input), config.kv_heads);
+  const auto qkv = nn::forward_together(x, {q_proj.get(), k_proj.get(), v_proj.get()}, fusion);
+  const at::Tensor q = rotate(normed(q_norm, split(qkv[0], config.heads)), rope);
+  at::Tensor k = rotate(normed(k_norm, split(qkv[1], config.kv_heads)), rope);
+  at::Tensor v = split(qkv[2], config.kv_heads);
   if (cache != nullptr) std::tie(k, v) = cache->append(layer, k, v);
   const at::Tensor y_BHTP =
       causal_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2));

@@ -14,6 +14,7 @@
 #include "octavo/models/moe.h"
 #include "octavo/models/rope.h"
 #include "octavo/nn/embedding.h"
+#include "octavo/nn/fusion.h"
 #include "octavo/nn/linear.h"
 #include "octavo/nn/rms_norm.h"
 
@@ -29,7 +30,7 @@ enum class ActivationCheckpointing : std::uint8_t { kNone, kBlocks };
 
 /// Causal attention with grouped key and value heads and rotated queries and keys, which
 /// LlamaConfig::qk_norm normalises before (the model's norm_eps, as Qwen 3).
-class LlamaAttentionImpl : public torch::nn::Module {
+class LlamaAttentionImpl : public torch::nn::Module, public nn::FusedLayers {
  public:
   LlamaAttentionImpl(const LlamaConfig& config, const at::TensorOptions& tensor);
 

@@ -1,10 +1,12 @@
 #include "octavo/nn/experts.h"
 
 #include <ATen/Functions.h>
+#include <ATen/autocast_mode.h>
 
 #include <cmath>
 
 #include "octavo/nn/grouped_linear.h"
+#include "octavo/ops/float8_experts.h"
 #include "octavo/ops/float8_grouped_linear.h"
 #include "octavo/ops/swiglu.h"
 
@@ -43,6 +45,23 @@ void ExpertsImpl::pretty_print(std::ostream& stream) const {
 }
 
 torch::Tensor ExpertsImpl::forward(const torch::Tensor& x, const torch::Tensor& offs) {
+  // The operation computes the gradients of both weights or of none.
+  const bool trained = gate_up_proj.requires_grad();
+  bool fuses = recipe && fusion && observer == nullptr && trained == down_proj.requires_grad() &&
+               gate_up_proj.scalar_type() == down_proj.scalar_type();
+  // Weights that are quantised already enter only where a graph is recorded without autocast.
+  if (gate_up_cache || down_cache) {
+    fuses = fuses && at::GradMode::is_enabled() && (trained || x.requires_grad()) &&
+            !at::autocast::is_autocast_enabled(x.device().type());
+  }
+  if (fuses) {
+    return float8_experts(
+        x, gate_up_proj, down_proj, offs, *recipe,
+        {.keep_weight_transposed = keep_weight_transposed,
+         .weights = {gate_up_cache ? &gate_up_cache->get(gate_up_proj, *recipe) : nullptr,
+                     down_cache ? &down_cache->get(down_proj, *recipe) : nullptr},
+         .accumulate_into = {gradient_to_add_to(gate_up_proj), gradient_to_add_to(down_proj)}});
+  }
   const auto product = [&](const char* name, const at::Tensor& a, const at::Tensor& w,
                            std::optional<WeightCache>& cache) {
     if (!recipe) return grouped_linear(a, w, offs);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "octavo/nn/float8_layer.h"
+#include "octavo/nn/fusion.h"
 
 namespace octavo::nn {
 
@@ -20,10 +21,13 @@ struct ExpertsOptions {
 ///   y[m,:] = down[g] . (silu(gate[g] . x[m,:]) * (up[g] . x[m,:]))   for the rows m of group g
 ///
 /// Gate and up are one weight, gate_up_proj (E, 2F, D), gate's rows first: one product, for which x
-/// is quantised once. Without a recipe grouped_linear(), with one float8_grouped_linear()
-/// (blockwise scales are those of two weights where F is a multiple of 128). Converting sets the
-/// recipe and allocates nothing; parameters keep their names.
-class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public Float8Layer {
+/// is quantised once. Without a recipe grouped_linear(), with one float8_experts(), or without
+/// fusion float8_grouped_linear() twice, the same bits (blockwise scales are those of two weights
+/// where F is a multiple of 128). Converting sets the recipe and allocates nothing; parameters keep
+/// their names.
+class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>,
+                    public Float8Layer,
+                    public FusedLayers {
  public:
   explicit ExpertsImpl(const ExpertsOptions& options);
   void reset() override;

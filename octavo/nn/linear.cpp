@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "octavo/ops/float8_linears.h"
+
 namespace octavo::nn {
 
 LinearImpl::LinearImpl(const LinearOptions& options) : options(options) { reset(); }
@@ -37,7 +39,7 @@ void LinearImpl::pretty_print(std::ostream& stream) const {
          << ")";
 }
 
-LinearInput share_input(const at::Tensor& x, std::initializer_list<const LinearImpl*> linears) {
+LinearInput share_input(const at::Tensor& x, const std::vector<const LinearImpl*>& linears) {
   LinearInput input{.x = x, .quantized = std::nullopt, .recipe = std::nullopt};
   const std::optional<Recipe>& recipe = (*linears.begin())->recipe;
   if (!recipe || !at::GradMode::is_enabled() ||
@@ -57,6 +59,29 @@ LinearInput share_input(const at::Tensor& x, std::initializer_list<const LinearI
   return input;
 }
 
+std::vector<at::Tensor> forward_together(const at::Tensor& x,
+                                         const std::vector<LinearImpl*>& linears, bool fusion) {
+  const std::optional<Recipe>& recipe = linears.front()->recipe;
+  bool together = fusion && recipe && at::GradMode::is_enabled() &&
+                  !at::autocast::is_autocast_enabled(x.device().type());
+  bool recorded = x.requires_grad();
+  for (const LinearImpl* linear : linears) {
+    together = together && linear->recipe == recipe && !linear->bias.defined() &&
+               linear->observer == nullptr;
+    recorded = recorded || linear->weight.requires_grad();
+  }
+  if (together && recorded) {
+    std::vector<OneOfLinears> all;
+    for (LinearImpl* linear : linears) all.push_back({linear->weight, linear->float8_options()});
+    return float8_linears(x, all, *recipe);
+  }
+  const LinearInput input =
+      share_input(x, std::vector<const LinearImpl*>(linears.begin(), linears.end()));
+  std::vector<at::Tensor> y;
+  for (LinearImpl* linear : linears) y.push_back(linear->forward_shared(input));
+  return y;
+}
+
 torch::Tensor LinearImpl::forward(const torch::Tensor& x) {
   return forward_shared(LinearInput{.x = x, .quantized = std::nullopt, .recipe = std::nullopt});
 }
@@ -66,13 +91,18 @@ torch::Tensor LinearImpl::forward_shared(const LinearInput& input) {
   if (!recipe) return at::linear(x, weight, bias);
   const std::optional<at::Tensor> b =
       bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;
-  Float8LinearOptions with{.keep_weight_transposed = keep_weight_transposed};
+  Float8LinearOptions with = float8_options();
   if (input.quantized && input.recipe == recipe) with.input = &*input.quantized;
-  if (weight_cache) with.weight = &weight_cache->get(weight, *recipe);
-  with.accumulate_into = gradient_to_add_to(weight);
   const torch::Tensor y = float8_linear(x, weight, b, *recipe, with);
   if (observer != nullptr) observer->saw(*this, "", x, weight, y);
   return y;
+}
+
+Float8LinearOptions LinearImpl::float8_options() {
+  Float8LinearOptions options{.keep_weight_transposed = keep_weight_transposed};
+  if (weight_cache) options.weight = &weight_cache->get(weight, *recipe);
+  options.accumulate_into = gradient_to_add_to(weight);
+  return options;
 }
 
 }  // namespace octavo::nn

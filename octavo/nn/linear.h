@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <vector>
 
 #include "octavo/nn/float8_layer.h"
 #include "octavo/ops/float8_linear.h"
@@ -33,7 +34,12 @@ struct LinearInput {
 /// x for `linears`. It is quantised here where a graph is recorded, autocast is off and at least
 /// two have the first one's recipe; the bits are those of each quantising x itself, and what
 /// backward keeps of x is kept once.
-LinearInput share_input(const at::Tensor& x, std::initializer_list<const LinearImpl*> linears);
+LinearInput share_input(const at::Tensor& x, const std::vector<const LinearImpl*>& linears);
+
+/// Every linear's y of one x. With `fusion`, where all have one recipe and no bias, a graph is
+/// recorded and autocast is off, as one operation (float8_linears()); otherwise with share_input().
+std::vector<at::Tensor> forward_together(const at::Tensor& x,
+                                         const std::vector<LinearImpl*>& linears, bool fusion);
 
 /// y = x . w^T (+ bias). Without a recipe an ordinary linear; with one, float8_linear. Converting
 /// sets the recipe and allocates nothing; parameters keep their names, so state dicts of
@@ -47,6 +53,9 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl>, public Float8Layer {
 
   torch::Tensor forward(const torch::Tensor& x);  // (..., in) -> (..., out)
   torch::Tensor forward_shared(const LinearInput& input);
+
+  /// How float8_linear() is called: of a linear with a recipe.
+  Float8LinearOptions float8_options();
 
   /// Registers `other` itself as this module's weight: one tensor under two names, whose gradient
   /// is the sum of both uses. Errors: a shape other than (out_features, in_features).

@@ -7,36 +7,19 @@
 
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "octavo/gemm/scaled_mm.h"
 #include "octavo/ops/bias_gradient.h"
 #include "octavo/ops/float8_grouped_linear_ops.h"
 #include "octavo/ops/float8_linear_ops.h"
 #include "octavo/ops/names.h"
+#include "octavo/ops/operands.h"
 #include "octavo/ops/scale_layout.h"
-#include "octavo/quantize/allocate.h"
 #include "octavo/quantize/architecture_of.h"
 #include "octavo/quantize/quantize.h"
 
 namespace octavo::ops {
 namespace {
-
-// (..., C) as a matrix (R, C): itself, or a view where one exists.
-at::Tensor as_matrix(const at::Tensor& x) {
-  if (x.dim() == 2) return x;
-  std::int64_t rows = 1;
-  for (std::int64_t i = 0; i + 1 < x.dim(); ++i) rows *= x.size(i);
-  return x.reshape({rows, x.size(-1)});  // not -1, which is ambiguous for empty x
-}
-
-// A matrix (R, columns) in the leading sizes of `like`.
-at::Tensor with_leading_sizes_of(const at::Tensor& matrix, const at::Tensor& like) {
-  if (like.dim() == 2) return matrix;
-  std::vector<std::int64_t> sizes = like.sizes().vec();
-  sizes.back() = matrix.size(1);
-  return matrix.view(sizes);
-}
 
 void check_matching_sizes(const at::Tensor& x, const at::Tensor& w,
                           const std::optional<at::Tensor>& bias) {
@@ -45,47 +28,6 @@ void check_matching_sizes(const at::Tensor& x, const at::Tensor& w,
               w.sizes(), "; transpose w if it is stored (K, N)");
   TORCH_CHECK(!bias || bias->size(0) == w.size(0), "float8_linear: bias must hold one value for ",
               "each of w's ", w.size(0), " rows, got ", bias ? bias->sizes() : w.sizes());
-}
-
-// The rows of an operand that is quantised already, of `matrix` (R, C).
-ScaledTensor given_rows(const char* argument, const char* scale_name, const at::Tensor& matrix,
-                        const at::Tensor& bytes, const at::Tensor& scale, const LayoutSpec& spec) {
-  TORCH_CHECK(bytes.sizes() == matrix.sizes() && bytes.is_contiguous(), "float8_linear: ", argument,
-              ": expected a contiguous ", matrix.sizes(), " as the operand's sizes ask for, got ",
-              bytes.sizes(), " with strides ", bytes.strides(),
-              "; pass what was quantised from the same tensor");
-  const at::ScalarType dtype = spec.granularity.mx ? at::kByte : at::kFloat;
-  TORCH_CHECK(scale.scalar_type() == dtype, "float8_linear: ", scale_name, ": expected ", dtype,
-              ", got ", scale.scalar_type(), "; quantise the operand by the same recipe");
-  return from_bytes(scale_name, bytes, scale, spec);
-}
-
-// Rows of `matrix`, unless they are given, and its transposed layout where `transposed` asks for
-// it.
-QuantizedOperand operand_of(const char* argument, const char* scale_name, const at::Tensor& matrix,
-                            const std::optional<at::Tensor>& rows,
-                            const std::optional<at::Tensor>& rows_scale, const LayoutSpec& spec,
-                            const std::optional<LayoutSpec>& transposed) {
-  if (!rows) {
-    return quantize_operand(matrix,
-                            {.rows = spec, .transposed = transposed, .together = Together::kRows});
-  }
-  QuantizedOperand operand;
-  if (transposed) operand = quantize_operand(matrix, {.transposed = transposed});
-  operand.rows = given_rows(argument, scale_name, matrix, *rows, *rows_scale, spec);
-  return operand;
-}
-
-QuantizedLayouts layouts_of(const QuantizedOperand& operand) {
-  QuantizedLayouts layouts{.rows = to_bytes(operand.rows.data),
-                           .rows_scale = scale_bytes(operand.rows),
-                           .transposed = {},
-                           .transposed_scale = {}};
-  if (operand.transposed.data.defined()) {
-    layouts.transposed = to_bytes(operand.transposed.data);
-    layouts.transposed_scale = scale_bytes(operand.transposed);
-  }
-  return layouts;
 }
 
 at::Tensor float8_linear_kernel(const at::Tensor& x, const at::Tensor& w,
@@ -127,7 +69,8 @@ BackwardResult backward_kernel(const at::Tensor& dy, const std::optional<at::Ten
                                const std::optional<at::Tensor>& w_scale, std::string_view recipe,
                                at::ScalarType dw_dtype, std::optional<at::ScalarType> dbias_dtype) {
   return float8_linear_backward_kernel(dy, x, x_scale, w, w_scale, recipe, dw_dtype, dbias_dtype,
-                                       /*accumulate_into=*/std::nullopt);
+                                       /*accumulate_into=*/std::nullopt,
+                                       /*dx_into=*/std::nullopt);
 }
 
 }  // namespace
@@ -165,7 +108,8 @@ BackwardResult float8_linear_backward_kernel(
     const at::Tensor& dy, const std::optional<at::Tensor>& x,
     const std::optional<at::Tensor>& x_scale, const std::optional<at::Tensor>& w,
     const std::optional<at::Tensor>& w_scale, std::string_view recipe, at::ScalarType dw_dtype,
-    std::optional<at::ScalarType> dbias_dtype, const std::optional<at::Tensor>& accumulate_into) {
+    std::optional<at::ScalarType> dbias_dtype, const std::optional<at::Tensor>& accumulate_into,
+    const std::optional<at::Tensor>& dx_into) {
   const LinearSpec spec = resolve_for(recipe, dy.device());
   check_backward_arguments(dy, x, x_scale, w, w_scale, spec);
   const bool dw_fp8 = x && !spec.dw.high_precision();
@@ -185,7 +129,10 @@ BackwardResult float8_linear_backward_kernel(
                       .transposed;
     dx = with_leading_sizes_of(
         scaled_mm(dy_fp8.rows, w_KN,
-                  {.out_dtype = dy.scalar_type(), .fast_accumulation = spec.dx.fast_accumulation}),
+                  {.out_dtype = dy.scalar_type(),
+                   .fast_accumulation = spec.dx.fast_accumulation,
+                   .accumulate_into =
+                       dx_into ? std::optional<at::Tensor>(as_matrix(*dx_into)) : std::nullopt}),
         dy);
     dy_fp8.rows = {};  // its memory can hold dw
   }

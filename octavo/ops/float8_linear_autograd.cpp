@@ -112,7 +112,8 @@ class Float8Linear : public torch::autograd::Function<Float8Linear> {
           "float8_linear: accumulate_into has no second derivative; call backward() without "
           "create_graph");
       result = run(float8_linear_backward_kernel,
-                   std::optional(ctx->saved_data["accumulate_into"].toTensor()));
+                   std::optional(ctx->saved_data["accumulate_into"].toTensor()),
+                   /*dx_into=*/std::optional<at::Tensor>());
     } else {
       result = run(call_float8_linear_backward);
     }
@@ -130,18 +131,6 @@ class Float8Linear : public torch::autograd::Function<Float8Linear> {
             at::Tensor()};
   }
 };
-
-// Whether w's transposed layout is kept from forward to backward.
-bool keeps_weight(const at::Tensor& x, const at::Tensor& w, std::string_view word) {
-  const KeepWeightTransposed keep = parse_keep("keep_weight_transposed", word);
-  if (keep != KeepWeightTransposed::kAuto) return keep == KeepWeightTransposed::kOn;
-  if (x.dim() == 0 || w.dim() == 0) return true;  // _forward refuses them
-  c10::SymInt m = 1;
-  for (std::int64_t i = 0; i + 1 < x.dim(); ++i) m = m * x.sym_size(i);
-  const std::optional<std::int64_t> rows = m.maybe_as_int();
-  const std::optional<std::int64_t> features = w.sym_size(0).maybe_as_int();
-  return !rows || !features || *rows >= *features;
-}
 
 at::Tensor float8_linear_autograd(const at::Tensor& x, const at::Tensor& w,
                                   const std::optional<at::Tensor>& bias, std::string_view recipe,
@@ -162,7 +151,8 @@ at::Tensor float8_linear_autograd(const at::Tensor& x, const at::Tensor& w,
     return t ? *t : at::Tensor();
   };
   return Float8Linear::apply(
-      x, w, bias, std::string(recipe), keeps_weight(x, w, keep_weight_transposed),
+      x, w, bias, std::string(recipe),
+      keeps_weight_transposed(x, w, parse_keep("keep_weight_transposed", keep_weight_transposed)),
       Given{.weight = {or_undefined(w_rows), or_undefined(w_rows_scale), or_undefined(w_transposed),
                        or_undefined(w_transposed_scale)}});
 }
@@ -231,6 +221,16 @@ at::Tensor float8_linear_autocast(const at::Tensor& x, const at::Tensor& w,
 
 }  // namespace
 
+bool keeps_weight_transposed(const at::Tensor& x, const at::Tensor& w, KeepWeightTransposed keep) {
+  if (keep != KeepWeightTransposed::kAuto) return keep == KeepWeightTransposed::kOn;
+  if (x.dim() == 0 || w.dim() == 0) return true;  // _forward refuses them
+  c10::SymInt m = 1;
+  for (std::int64_t i = 0; i + 1 < x.dim(); ++i) m = m * x.sym_size(i);
+  const std::optional<std::int64_t> rows = m.maybe_as_int();
+  const std::optional<std::int64_t> features = w.sym_size(0).maybe_as_int();
+  return !rows || !features || *rows >= *features;
+}
+
 at::Tensor float8_linear_recorded(const at::Tensor& x, const at::Tensor& w,
                                   const std::optional<at::Tensor>& bias, const std::string& recipe,
                                   const Float8LinearOptions& options) {
@@ -253,7 +253,7 @@ at::Tensor float8_linear_recorded(const at::Tensor& x, const at::Tensor& w,
     return layouts == nullptr ? QuantizedLayouts{} : *layouts;
   };
   return Float8Linear::apply(
-      x, w, bias, recipe, keeps_weight(x, w, name(options.keep_weight_transposed)),
+      x, w, bias, recipe, keeps_weight_transposed(x, w, options.keep_weight_transposed),
       Given{
           .weight = given(options.weight), .input = given(options.input), .accumulate_into = into});
 }

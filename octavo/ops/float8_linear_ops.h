@@ -43,12 +43,17 @@ using QuantizedWeightResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at:
 QuantizedWeightResult call_quantize_weight(const at::Tensor& w, std::string_view recipe);
 
 /// The kernel of float8_linear_backward. With `accumulate_into` (contiguous, of dw's sizes and
-/// dtype) dw is added to it and is that tensor: no operator, because it writes to its argument.
+/// dtype) dw is added to it and is that tensor, and with `dx_into` dx to that: no operator, because
+/// it writes to its arguments.
 BackwardResult float8_linear_backward_kernel(
     const at::Tensor& dy, const std::optional<at::Tensor>& x,
     const std::optional<at::Tensor>& x_scale, const std::optional<at::Tensor>& w,
     const std::optional<at::Tensor>& w_scale, std::string_view recipe, at::ScalarType dw_dtype,
-    std::optional<at::ScalarType> dbias_dtype, const std::optional<at::Tensor>& accumulate_into);
+    std::optional<at::ScalarType> dbias_dtype, const std::optional<at::Tensor>& accumulate_into,
+    const std::optional<at::Tensor>& dx_into);
+
+/// Whether w's transposed layout is kept from forward to backward.
+bool keeps_weight_transposed(const at::Tensor& x, const at::Tensor& w, KeepWeightTransposed keep);
 
 /// The kernel of float8_linear_forward. With x_rows (QuantizedLayouts of x) x is not quantised, and
 /// need_dw is false where its transposed layout is there too.

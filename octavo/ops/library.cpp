@@ -39,6 +39,30 @@ TORCH_LIBRARY(octavo, m) {
       "str recipe, ScalarType dw_dtype, ScalarType? dbias_dtype=None) "
       "-> (Tensor dx, Tensor dw, Tensor dbias)");
 
+  // (silu(x . w_gate^T) * (x . w_up^T)) . w_down^T, differentiable (ops/float8_swiglu_mlp.h). fuse:
+  // quantise inside the passes that compute; the bits are the same without.
+  m.def(
+      "float8_swiglu_mlp(Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, "
+      "str recipe=\"rowwise\", str keep_weight_transposed=\"auto\", bool fuse=True) -> Tensor");
+
+  // The same, with what backward needs in `saved`: gate, up (M, F); x_bytes (D, M), x_scale;
+  // h_bytes (F, M), h_scale, or h (M, F) where the recipe keeps dw in high precision; then bytes
+  // and scale of w_gate, w_up and w_down transposed, where needed and keep_weight_transposed. Empty
+  // (0) tensors for what is not needed: x where not need_dw, and so on.
+  m.def(
+      "float8_swiglu_mlp_forward(Tensor x, Tensor w_gate, Tensor w_up, Tensor w_down, str recipe, "
+      "bool need_dx, bool need_dw, bool keep_weight_transposed, bool fuse=True) "
+      "-> (Tensor y, Tensor[] saved)");
+
+  // dx, wanted where need_dx; the weights' gradients, wanted where x and h are given; empty (0)
+  // otherwise. x and h as float8_linear_backward's x, weights as its w.
+  m.def(
+      "float8_swiglu_mlp_backward(Tensor dy, Tensor gate, Tensor up, Tensor? x, Tensor? x_scale, "
+      "Tensor? h, Tensor? h_scale, Tensor w_gate, Tensor? w_gate_scale, Tensor w_up, "
+      "Tensor? w_up_scale, Tensor w_down, Tensor? w_down_scale, str recipe, bool need_dx, "
+      "ScalarType dw_dtype, bool fuse=True) "
+      "-> (Tensor dx, Tensor dw_gate, Tensor dw_up, Tensor dw_down)");
+
   // One layout of a matrix x (M, K): data (M, K), or (K, M) for layout="transposed", and its
   // scales (quantize/quantize.h).
   m.def(
@@ -77,6 +101,25 @@ TORCH_LIBRARY(octavo, m) {
   m.def(
       "float8_grouped_linear_backward(Tensor dy, Tensor? x, Tensor? x_scale, Tensor? w, "
       "Tensor? w_scale, Tensor offs, str recipe, ScalarType dw_dtype) -> (Tensor dx, Tensor dw)");
+
+  // E SwiGLU networks of tokens by groups, differentiable (ops/float8_experts.h): x (M, D),
+  // w_gate_up (E, 2F, D), w_down (E, D', F).
+  m.def(
+      "float8_experts(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor offs, "
+      "str recipe=\"rowwise\", str keep_weight_transposed=\"auto\", bool fuse=True) -> Tensor");
+
+  // The same, with what backward needs in `saved`, as float8_swiglu_mlp_forward's: gate_up (M, 2F);
+  // x_bytes (D, Mt), x_scale; h_bytes (F, Mt), h_scale, or h (M, F); bytes and scale of w_gate_up
+  // and w_down transposed.
+  m.def(
+      "float8_experts_forward(Tensor x, Tensor w_gate_up, Tensor w_down, Tensor offs, str recipe, "
+      "bool need_dx, bool need_dw, bool keep_weight_transposed, bool fuse=True) "
+      "-> (Tensor y, Tensor[] saved)");
+  m.def(
+      "float8_experts_backward(Tensor dy, Tensor gate_up, Tensor? x, Tensor? x_scale, Tensor? h, "
+      "Tensor? h_scale, Tensor w_gate_up, Tensor? w_gate_up_scale, Tensor w_down, "
+      "Tensor? w_down_scale, Tensor offs, str recipe, bool need_dx, ScalarType dw_dtype, "
+      "bool fuse=True) -> (Tensor dx, Tensor dw_gate_up, Tensor dw_down)");
 
   // One layout of activations x (M, K) by groups: data (M, K), or (K, Mt) for layout="transposed",
   // its scales, and the groups' ends in it (quantize/quantize_grouped.h).

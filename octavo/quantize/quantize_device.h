@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "octavo/kernels/gpu/producer.h"
 #include "octavo/quantize/quantize.h"
 #include "octavo/quantize/quantize_grouped.h"
 
@@ -27,5 +28,10 @@ void quantize_experts_cuda(const at::Tensor& w, const OperandSpec& spec, Quantiz
 /// out.offs to the clamped ends and fills out.offs_transposed. Tensors of 2^31 columns are an
 /// error.
 void quantize_grouped_cuda(const at::Tensor& x, const OperandSpec& spec, GroupedOperand& out);
+
+/// The same for a matrix of that shape which `from`, if it is one, computes; `written` (M, K) gets
+/// it too if not null. On the current stream of out.offs's device.
+void quantize_grouped_matrix_cuda(const gpu::Matrix& x, const gpu::Producer& from, void* written,
+                                  const OperandSpec& spec, GroupedOperand& out);
 
 }  // namespace octavo

@@ -155,6 +155,20 @@ void check_tensor(const char* argument, const at::Tensor& tensor, std::int64_t d
 
 }  // namespace
 
+GroupedOperand empty_grouped_operand(std::int64_t rows, std::int64_t columns,
+                                     const at::Tensor& offs, const OperandSpec& spec) {
+  const c10::Device device = offs.device();
+  const std::int64_t experts = offs.size(0);
+  GroupedOperand out;
+  out.offs = offs;
+  if (spec.rows) out.rows = empty_layout(*spec.rows, rows, columns, device);
+  if (spec.transposed) {
+    out.transposed = empty_transposed(*spec.transposed, rows, columns, experts, device);
+    out.offs_transposed = empty_on(device, {experts}, at::kInt);
+  }
+  return out;
+}
+
 GroupedOperand quantize_grouped_operand(const at::Tensor& x, const at::Tensor& offs,
                                         const OperandSpec& spec) {
   check_tensor("x", x, 2, "a matrix (M, K)");
@@ -164,15 +178,7 @@ GroupedOperand quantize_grouped_operand(const at::Tensor& x, const at::Tensor& o
   if (spec.transposed) check_grouped_layout(*spec.transposed, "transposed");
   const std::int64_t m = x.size(0), k = x.size(1);
   check_offsets("offs", offs, /*experts=*/-1, m, x.device());
-  const std::int64_t experts = offs.size(0);
-
-  GroupedOperand out;
-  out.offs = offs;
-  if (spec.rows) out.rows = empty_layout(*spec.rows, m, k, x.device());
-  if (spec.transposed) {
-    out.transposed = empty_transposed(*spec.transposed, m, k, experts, x.device());
-    out.offs_transposed = empty_on(x.device(), {experts}, at::kInt);
-  }
+  GroupedOperand out = empty_grouped_operand(m, k, offs, spec);
   if (x.is_cpu()) {
     quantize_grouped_cpu(x, spec, out);
     return out;

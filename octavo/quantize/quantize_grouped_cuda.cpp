@@ -32,6 +32,13 @@ struct GroupedLayout {
   bool is(const Granularity& granularity) const { return spec && spec->granularity == granularity; }
 };
 
+// What is quantised: memory, or what a producer computes and perhaps writes too.
+struct GroupedSource {
+  gpu::Matrix x;
+  gpu::Producer from;
+  void* written;
+};
+
 // The groups as the kernels take them, planned on the device.
 struct DeviceGroups {
   at::Tensor tiles, amaxes;
@@ -40,24 +47,25 @@ struct DeviceGroups {
 };
 
 // Amaxes, cleared, for the rows and for every group's columns, if asked for.
-DeviceGroups plan_on_device(const at::Tensor& x, std::int64_t columns, int alignment,
+DeviceGroups plan_on_device(const gpu::Matrix& x, std::int64_t columns, int alignment,
                             bool with_amaxes, GroupedOperand& out, gpu::Stream stream) {
   const std::int64_t experts = out.offs.size(0);
+  const c10::Device device = out.offs.device();
   const std::int64_t limit = std::numeric_limits<std::int32_t>::max();
   TORCH_CHECK(columns + 128 * (experts + 2) < limit, "x: expected rows and ", alignment,
-              " for each of ", experts, " groups to be fewer than 2^31, got ", x.size(0),
+              " for each of ", experts, " groups to be fewer than 2^31, got ", x.rows,
               " rows; split the batch");
   DeviceGroups plan;
   const std::int64_t tiles = gpu::group_tile_count(columns, experts);
-  const std::int64_t amaxes = with_amaxes ? x.size(0) + experts * x.size(1) : 0;
+  const std::int64_t amaxes = with_amaxes ? x.rows + experts * x.columns : 0;
   plan.tiles =
-      empty_on(x.device(), {tiles * static_cast<std::int64_t>(sizeof(gpu::GroupTile))}, at::kByte);
-  plan.amaxes = empty_on(x.device(), {amaxes}, at::kFloat);
-  const at::Tensor ends = empty_on(x.device(), {experts}, at::kInt);
+      empty_on(device, {tiles * static_cast<std::int64_t>(sizeof(gpu::GroupTile))}, at::kByte);
+  plan.amaxes = empty_on(device, {amaxes}, at::kFloat);
+  const at::Tensor ends = empty_on(device, {experts}, at::kInt);
   auto* const table = static_cast<gpu::GroupTile*>(plan.tiles.data_ptr());
   gpu::plan_groups({.offs = out.offs.const_data_ptr<std::int32_t>(),
                     .groups = experts,
-                    .rows = x.size(0),
+                    .rows = x.rows,
                     .alignment = alignment,
                     .columns = columns,
                     .ends = ends.mutable_data_ptr<std::int32_t>(),
@@ -74,8 +82,10 @@ DeviceGroups plan_on_device(const at::Tensor& x, std::int64_t columns, int align
   return plan;
 }
 
-void quantize_group_spans(const gpu::Matrix& x, const DeviceGroups& plan, const GroupedLayout& rows,
-                          const GroupedLayout& transposed, gpu::Stream stream) {
+void quantize_group_spans(const GroupedSource& source, const DeviceGroups& plan,
+                          const GroupedLayout& rows, const GroupedLayout& transposed,
+                          gpu::Stream stream) {
+  const gpu::Matrix& x = source.x;
   const LayoutSpec& spec = rows.spec ? *rows.spec : *transposed.spec;
   const auto scale = [](const GroupedLayout& layout) {
     return static_cast<float*>(layout.scale());
@@ -87,7 +97,9 @@ void quantize_group_spans(const gpu::Matrix& x, const DeviceGroups& plan, const 
                               .scale = scale(rows),
                               .format = spec.format,
                               .rounding = spec.scale_rounding,
-                              .present = plan.present},
+                              .present = plan.present,
+                              .from = source.from,
+                              .written = source.written},
                              stream);
   }
   float* const row = plan.amaxes.mutable_data_ptr<float>();
@@ -104,9 +116,10 @@ void quantize_group_spans(const gpu::Matrix& x, const DeviceGroups& plan, const 
             stream);
 }
 
-void quantize_group_blocks(const gpu::Matrix& x, const DeviceGroups& plan,
+void quantize_group_blocks(const GroupedSource& source, const DeviceGroups& plan,
                            const GroupedLayout& rows, const GroupedLayout& transposed,
                            gpu::Stream stream) {
+  const gpu::Matrix& x = source.x;
   const LayoutSpec& spec = rows.spec ? *rows.spec : *transposed.spec;
   ++kernels::counters().quantize;
   if (spec.granularity.mx) {
@@ -118,7 +131,8 @@ void quantize_group_blocks(const gpu::Matrix& x, const DeviceGroups& plan,
                              .transposed = layout(transposed),
                              .format = spec.format,
                              .rounding = spec.mx_rounding,
-                             .groups = plan.groups},
+                             .groups = plan.groups,
+                             .from = source.from},
                             stream);
   }
   const auto layout = [](const GroupedLayout& l) -> gpu::BlockLayout {
@@ -133,28 +147,35 @@ void quantize_group_blocks(const gpu::Matrix& x, const DeviceGroups& plan,
                        .transposed = layout(transposed),
                        .format = spec.format,
                        .rounding = spec.scale_rounding,
-                       .groups = plan.groups},
+                       .groups = plan.groups,
+                       .from = source.from},
                       stream);
 }
 
 }  // namespace
 
 void quantize_grouped_cuda(const at::Tensor& x, const OperandSpec& spec, GroupedOperand& out) {
-  const c10::cuda::CUDAGuard guard(x.device());
-  const gpu::Stream stream = c10::cuda::getCurrentCUDAStream(x.device().index()).stream();
-  const gpu::Matrix matrix = gpu_matrix_of(x);
+  quantize_grouped_matrix_cuda(gpu_matrix_of(x), {}, nullptr, spec, out);
+}
+
+void quantize_grouped_matrix_cuda(const gpu::Matrix& x, const gpu::Producer& from, void* written,
+                                  const OperandSpec& spec, GroupedOperand& out) {
+  const c10::Device device = out.offs.device();
+  const c10::cuda::CUDAGuard guard(device);
+  const gpu::Stream stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
+  const GroupedSource source{x, from, written};
   GroupedLayout rows, transposed;
   if (spec.rows) rows = {&*spec.rows, &out.rows};
   if (spec.transposed) transposed = {&*spec.transposed, &out.transposed};
   // The rows layout takes any plan: its blocks do not depend on groups.
   const LayoutSpec& planned = transposed.spec ? *transposed.spec : *rows.spec;
   const DeviceGroups plan =
-      plan_on_device(x, grouped_columns(x.size(0), out.offs.size(0), planned.granularity),
+      plan_on_device(x, grouped_columns(x.rows, out.offs.size(0), planned.granularity),
                      static_cast<int>(group_alignment(planned.granularity)),
                      transposed.is(Granularity::rowwise()), out, stream);
   const auto write = [&](const GroupedLayout& by_rows, const GroupedLayout& by_columns) {
     const bool spans = by_rows.is(Granularity::rowwise()) || by_columns.is(Granularity::rowwise());
-    (spans ? quantize_group_spans : quantize_group_blocks)(matrix, plan, by_rows, by_columns,
+    (spans ? quantize_group_spans : quantize_group_blocks)(source, plan, by_rows, by_columns,
                                                            stream);
   };
   if (!rows.spec || !transposed.spec || *rows.spec == *transposed.spec) {

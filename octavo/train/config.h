@@ -36,6 +36,7 @@ struct TrainConfig {
   std::string dtype = "float32";  ///< parameters and activations: float32 or bfloat16
   bool master_weights = false;    ///< AdamW keeps fp32 weights and moments; dtype is bfloat16
   bool weight_cache = false;      ///< weights are quantised once a step, not once a micro-batch
+  bool fusion = true;             ///< FP8 layers that are alike run as one operation
   std::string device = "cpu";
   std::string gemm_tuning = "auto";  ///< measure, heuristic; auto: OCTAVO_GEMM_TUNING or measure
   std::string plan;                  ///< a run's gemm_plans.txt whose algorithms are used

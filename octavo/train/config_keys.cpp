@@ -301,6 +301,9 @@ std::vector<ConfigKey> make_keys() {
   add("weight_cache", FIELD(weight_cache),
       "quantise each weight once a step, not once a micro-batch: 2 bytes an element more",
       anything<bool>());
+  add("fusion", FIELD(fusion),
+      "FP8 layers that are alike run as one operation (a block's gate, up and down)",
+      anything<bool>());
   add("device", FIELD(device), "where to train: cpu, or cuda in a build of the preset cuda",
       one_of({"cpu", "cuda"}));
   add("gemm_tuning", FIELD(gemm_tuning),

@@ -18,6 +18,7 @@
 
 #include "octavo/device/peak_rates.h"
 #include "octavo/models/llama_accounting.h"
+#include "octavo/nn/fusion.h"
 #include "octavo/nn/linear.h"
 #include "octavo/quantize/architecture_of.h"
 #include "octavo/train/checkpoint.h"
@@ -128,6 +129,7 @@ struct Trainer::State {
                                      .vocabulary = config.model.vocabulary,
                                      .limit = config.validation_batches}),
         schedule(Schedule::of(config)) {
+    nn::set_fusion(*prepared.model, config.fusion);
     if (config.weight_cache) nn::enable_weight_caches(*prepared.model);
     if (config.accumulation > 1) nn::accumulate_gradients(*prepared.model);
   }

@@ -84,6 +84,24 @@ TEST(Experts, WithARecipeAreTwoGroupedFloat8Linears) {
   }
 }
 
+TEST(Experts, FusedHasTheBitsOfTwoLinears) {
+  torch::manual_seed(8);
+  const at::Tensor x = torch::randn({41, 64}), dy = torch::randn({41, 64});
+  const at::Tensor offs = end_offsets({17, 0, 23, 1});
+  for (const char* recipe : {"rowwise", "rowwise(flavour=fnuz)", "rowwise_with_gw_hp", "blockwise",
+                             "mxfp8", "mxfp8(gw_high_precision=true)"}) {
+    Experts apart = seeded_experts(4, 64, 96), fused = seeded_experts(4, 64, 96);
+    apart->recipe = fused->recipe = Recipe::parse(recipe);
+    set_fusion(*apart, false);
+    EXPECT_FALSE(apart->fusion);
+    const FfnRun want = run_experts(apart, x, offs, dy), got = run_experts(fused, x, offs, dy);
+    EXPECT_TRUE(at::equal(got.y, want.y)) << recipe;
+    EXPECT_TRUE(at::equal(got.dx, want.dx)) << recipe;
+    EXPECT_TRUE(at::equal(got.gate_up_grad, want.gate_up_grad)) << recipe;
+    EXPECT_TRUE(at::equal(got.down_grad, want.down_grad)) << recipe;
+  }
+}
+
 // A whole expert network against fp64: at least 22 dB for the output and every gradient (21 with
 // MX scales rounded by FLOOR, which clips the top of a block).
 TEST(Experts, OutputAndEveryGradientAreNearHighPrecision) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <type_traits>
+
 #include "octavo/kernels/gpu/tile.h"
 
 /// From run-time types to kernel instances. Formats the hardware converts have their own instances
@@ -45,6 +47,53 @@ void dispatch_format(Format format, Access access, const Launch& launch) {
     }
   }
   launch.template operator()<T, DynamicEncoder, Access::kElement>();
+}
+
+/// Calls launch.operator()<F>() for a format the hardware may convert: e5m2 where E5M2 says so.
+template <bool E5M2, class Launch>
+void dispatch_hardware_format(Format format, const Launch& launch) {
+  if (format == Format::kE4M3FN) return launch.template operator()<Format::kE4M3FN>();
+  if constexpr (E5M2) {
+    if (format == Format::kE5M2) return launch.template operator()<Format::kE5M2>();
+  }
+#if OCTAVO_GPU_HIP
+  if (format == Format::kE4M3FNUZ) return launch.template operator()<Format::kE4M3FNUZ>();
+  if constexpr (E5M2) {
+    if (format == Format::kE5M2FNUZ) return launch.template operator()<Format::kE5M2FNUZ>();
+  }
+#endif
+}
+
+/// Calls launch.operator()<T, Encoder, A, P>() for a matrix that fits_producer(): e5m2 is for
+/// gradients only.
+template <class Launch>
+void dispatch_produced(const Producer& from, Format format, bool by_offsets, const Launch& launch) {
+  const auto with = [&]<class P>() {
+    constexpr bool kGradients = std::is_same_v<P, FromSwigluGradients>;
+    dispatch_hardware_format<kGradients>(format, [&]<Format F>() {
+      if (by_offsets) {
+        return launch.template operator()<DType::kBF16, StaticEncoder<F>, Access::kRagged, P>();
+      }
+      launch.template operator()<DType::kBF16, StaticEncoder<F>, Access::kVector, P>();
+    });
+  };
+  switch (from.what) {
+    case Production::kSwiglu:
+      return with.template operator()<FromSwiglu>();
+    case Production::kSwigluGradients:
+      return with.template operator()<FromSwigluGradients>();
+    case Production::kNone:
+      break;
+  }
+}
+
+/// The same for both halves of SwiGLU's gradients.
+template <class Launch>
+void dispatch_pair(Format format, const Launch& launch) {
+  dispatch_hardware_format<true>(format, [&]<Format F>() {
+    launch.template
+    operator()<DType::kBF16, StaticEncoder<F>, Access::kVector, FromSwigluGradients>();
+  });
 }
 
 template <class Launch>

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <string_view>
 
+#include "octavo/kernels/gpu/producer.h"
+
 namespace octavo::gpu {
 
 namespace {
@@ -61,6 +63,25 @@ int multiprocessors() { return current_device().multiprocessors.load(std::memory
 bool has_cast_instruction(Format format) {
   return current_device().flavour.load(std::memory_order_relaxed) ==
          static_cast<int>(flavour_of(format));
+}
+
+bool fits_producer(const Producer& from, const Matrix& x, Format format, bool by_offsets) {
+  const auto takes = [](const void* data, std::int64_t row_stride) {
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && row_stride % 8 == 0;
+  };
+  const auto take = [&](const ConstRows& rows) { return takes(rows.data, rows.row_stride); };
+  if (x.dtype != DType::kBF16 || x.columns % 8 != 0 || !has_cast_instruction(format)) return false;
+  if (!by_offsets && x.rows % 16 != 0) return false;
+  switch (from.what) {
+    case Production::kSwiglu:
+      return take(from.gate) && take(from.up) && element_of(format) == Element::kE4M3;
+    case Production::kSwigluGradients:
+      return take(from.gate) && take(from.up) && take(from.dh) && from.features % 8 == 0 &&
+             from.first_column % 8 == 0;
+    case Production::kNone:
+      return false;
+  }
+  return false;
 }
 
 void zero_async(void* buffer, std::size_t bytes, Stream stream) {

@@ -51,6 +51,29 @@ struct Vec8 {
 #pragma unroll
     for (int i = 0; i < Packed<T>::kWords; ++i) word[i] = 0;
   }
+  /// Eight values, each rounded once to T.
+  OCTAVO_DEVICE static Vec8 rounded(const float (&v)[8]) {
+    Vec8 out;
+    if constexpr (T == DType::kFP32) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) out.word[i] = internal::bits_of(v[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        out.word[i] = T == DType::kBF16 ? to_bf16x2(v[2 * i], v[2 * i + 1])
+                                        : to_fp16x2(v[2 * i], v[2 * i + 1]);
+      }
+    }
+    return out;
+  }
+  /// To `address`, 16-byte aligned.
+  OCTAVO_DEVICE void store(void* address) const {
+    auto* const out = static_cast<Words4*>(address);
+#pragma unroll
+    for (int i = 0; i < Packed<T>::kVectors; ++i) {
+      out[i] = {word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]};
+    }
+  }
   OCTAVO_DEVICE void set_vector(int i, Words4 v) {
     word[4 * i] = v.x, word[4 * i + 1] = v.y, word[4 * i + 2] = v.z, word[4 * i + 3] = v.w;
   }
@@ -87,22 +110,7 @@ struct Vec8 {
 /// Eight values, each rounded once to T, to `address`, 16-byte aligned.
 template <DType T>
 OCTAVO_DEVICE void store8(void* address, const float (&v)[8]) {
-  if constexpr (T == DType::kFP32) {
-    auto* out = static_cast<Words4*>(address);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      out[i] = {internal::bits_of(v[4 * i]), internal::bits_of(v[4 * i + 1]),
-                internal::bits_of(v[4 * i + 2]), internal::bits_of(v[4 * i + 3])};
-    }
-  } else {
-    std::uint32_t word[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      word[i] =
-          T == DType::kBF16 ? to_bf16x2(v[2 * i], v[2 * i + 1]) : to_fp16x2(v[2 * i], v[2 * i + 1]);
-    }
-    *static_cast<Words4*>(address) = {word[0], word[1], word[2], word[3]};
-  }
+  Vec8<T>::rounded(v).store(address);
 }
 
 /// Two rows' merged words to one word with a lane for each row (16-bit types), or the first (fp32).

@@ -236,12 +236,35 @@ OCTAVO_DEVICE std::uint32_t to_fp16x2(float low, float high) {
 OCTAVO_ROUNDED(float, multiply_rn, (float a, float b), __fmul_rn(a, b), a* b)
 OCTAVO_ROUNDED(float, add_rn, (float a, float b), __fadd_rn(a, b), a + b)
 OCTAVO_ROUNDED(float, divide_rn, (float a, float b), __fdiv_rn(a, b), a / b)
+OCTAVO_ROUNDED(float, fma_rn, (float a, float b, float c), __fmaf_rn(a, b, c),
+               __builtin_fmaf(a, b, c))
 OCTAVO_ROUNDED(float, square_root_rn, (float a), __fsqrt_rn(a), __builtin_sqrtf(a))
 OCTAVO_ROUNDED(double, multiply_rn, (double a, double b), __dmul_rn(a, b), a* b)
 OCTAVO_ROUNDED(double, subtract_rn, (double a, double b), __dsub_rn(a, b), a - b)
 OCTAVO_ROUNDED(double, divide_rn, (double a, double b), __ddiv_rn(a, b), a / b)
 OCTAVO_ROUNDED(double, square_root_rn, (double a), __dsqrt_rn(a), __builtin_sqrt(a))
 #undef OCTAVO_ROUNDED
+
+/// 2^x and 1 / x by one instruction, to about two units in the last place. 2^x of Inf and NaN, and
+/// 1 / Inf, are exact. AMD's flush subnormal results to zero.
+OCTAVO_DEVICE float exp2_fast(float x) {
+#if OCTAVO_GPU_HIP
+  return __builtin_amdgcn_exp2f(x);
+#else
+  float y;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+OCTAVO_DEVICE float reciprocal_fast(float x) {
+#if OCTAVO_GPU_HIP
+  return __builtin_amdgcn_rcpf(x);
+#else
+  float y;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
 
 /// True where one instruction converts fp32 to `format`.
 OCTAVO_DEVICE constexpr bool has_native_cast([[maybe_unused]] Format format) {

@@ -38,6 +38,7 @@ struct Params {
   Scales rows_scales, transposed_scales;
   Format format;
   ScaleRounding rounding;
+  Producer from;
 
   OCTAVO_DEVICE bool uses(Line line) const {
     return (rows.data && rows.crossed == (line == Line::kColumn)) ||
@@ -46,20 +47,21 @@ struct Params {
 };
 
 // 1x128 and 128x1. One thread owns one row's scale and one column's.
-template <DType T, class Encoder, Access A>
+template <DType T, class Encoder, Access A, class P, int N>
 __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T, A>()))
-    quantize_1x128_kernel(const Params p) {
+    quantize_1x128_kernel(const Together<Params, N> all) {
   if constexpr (!Encoder::exists()) return;
   __shared__ LinePartials row_amax, column_amax;
   __shared__ __align__(16) float row_inv_scales[kTile];
   __shared__ __align__(16) float column_inv_scales[kTile];
+  const Params& p = all.mine();
   const Encoder encoder(p.format);
   const TileThread at;
-  const TilePlace tile(p.x);
+  const TilePlace tile(p.x, all.block());
   const int t = threadIdx.x;
 
   ThreadTile<T> v;
-  load_tile<T, A>(v, p.x, tile, at);
+  fill_tile<T, A, P>(v, p.from, p.x, tile, at);
   const bool by_rows = p.uses(Line::kRow), by_columns = p.uses(Line::kColumn);
   if (by_rows) reduce_lines<Line::kRow>(v, at, row_amax);
   if (by_columns) reduce_lines<Line::kColumn>(v, at, column_amax);
@@ -121,6 +123,25 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T,
   if (p.transposed.data) store_transposed<A>(p.transposed, p.x, tile, at, words);
 }
 
+Params params_of(const QuantizeBlockArgs& args) {
+  const Matrix& x = args.x;
+  const Groups& groups = args.groups;
+  // Blocks across a layout lie along the other axis of x: lines and blocks of its scales too.
+  const auto scales = [](const BlockLayout& l) {
+    return l.across
+               ? Scales{l.scale, l.scale_column_stride, l.scale_row_stride, l.scale_group_stride}
+               : Scales{l.scale, l.scale_row_stride, l.scale_column_stride, l.scale_group_stride};
+  };
+  return {source_of(x, groups),
+          rows_sink(args.rows.data, x, groups, args.rows.across),
+          transposed_sink(args.transposed.data, x, groups, args.transposed.across),
+          scales(args.rows),
+          scales(args.transposed),
+          args.format,
+          args.rounding,
+          args.from};
+}
+
 }  // namespace
 
 void quantize_block(const QuantizeBlockArgs& args, Stream stream) {
@@ -128,29 +149,37 @@ void quantize_block(const QuantizeBlockArgs& args, Stream stream) {
   const Groups& groups = args.groups;
   const unsigned tiles = tile_count(x, groups);
   if (tiles == 0) return;
-  // Blocks across a layout lie along the other axis of x: lines and blocks of its scales too.
-  const auto scales = [](const BlockLayout& l) {
-    return l.across
-               ? Scales{l.scale, l.scale_column_stride, l.scale_row_stride, l.scale_group_stride}
-               : Scales{l.scale, l.scale_row_stride, l.scale_column_stride, l.scale_group_stride};
-  };
-  const Params p{source_of(x, groups),
-                 rows_sink(args.rows.data, x, groups, args.rows.across),
-                 transposed_sink(args.transposed.data, x, groups, args.transposed.across),
-                 scales(args.rows),
-                 scales(args.transposed),
-                 args.format,
-                 args.rounding};
+  const Params p = params_of(args);
+  const auto native = static_cast<NativeStream>(stream);
+  if (args.from) {
+    return dispatch_produced(args.from, args.format, groups.tiles,
+                             [&]<DType T, class Encoder, Access A, class P>() {
+                               quantize_1x128_kernel<T, Encoder, A, P, 1>
+                                   <<<tiles, kTileThreads, 0, native>>>(Together<Params, 1>{{p}});
+                             });
+  }
   const Access access = args.rows.across || args.transposed.across
                             ? Access::kElement
                             : access_of(x, args.rows.data, args.transposed.data, groups);
-  const auto native = static_cast<NativeStream>(stream);
   dispatch(x, args.format, access, [&]<DType T, class Encoder, Access A>() {
     if (args.shape == BlockShape::k1x128) {
-      quantize_1x128_kernel<T, Encoder, A><<<tiles, kTileThreads, 0, native>>>(p);
+      quantize_1x128_kernel<T, Encoder, A, FromMemory, 1>
+          <<<tiles, kTileThreads, 0, native>>>(Together<Params, 1>{{p}});
     } else if constexpr (A != Access::kRagged) {
       quantize_128x128_kernel<T, Encoder, A><<<tiles, kTileThreads, 0, native>>>(p);
     }
+  });
+}
+
+void quantize_block_pair(const QuantizeBlockArgs& first, const QuantizeBlockArgs& second,
+                         Stream stream) {
+  const unsigned tiles = tile_count(first.x);
+  if (tiles == 0) return;
+  const Params p[2] = {params_of(first), params_of(second)};
+  dispatch_pair(first.format, [&]<DType T, class Encoder, Access A, class P>() {
+    quantize_1x128_kernel<T, Encoder, A, P, 2>
+        <<<2 * tiles, kTileThreads, 0, static_cast<NativeStream>(stream)>>>(
+            Together<Params, 2>{{p[0], p[1]}});
   });
 }
 

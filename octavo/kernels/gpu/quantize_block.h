@@ -1,7 +1,7 @@
 #pragma once
 
 #include "octavo/kernels/gpu/groups.h"
-#include "octavo/kernels/gpu/types.h"
+#include "octavo/kernels/gpu/producer.h"
 
 namespace octavo::gpu {
 
@@ -44,8 +44,13 @@ struct QuantizeBlockArgs {
   Format format = Format::kE4M3FN;
   ScaleRounding rounding = ScaleRounding::kNone;
   Groups groups = {};
+  Producer from = {};  ///< of x, if nobody has written it: k1x128, neither across, no batch
 };
 
 void quantize_block(const QuantizeBlockArgs& args, Stream stream);
+
+/// Both halves of SwiGLU's gradients, as cast_pair().
+void quantize_block_pair(const QuantizeBlockArgs& first, const QuantizeBlockArgs& second,
+                         Stream stream);
 
 }  // namespace octavo::gpu

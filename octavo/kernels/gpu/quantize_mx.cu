@@ -50,6 +50,7 @@ struct Params {
   MxScaleLayout layout;
   Format format;
   MxRounding rounding;
+  Producer from;
 };
 
 // Codes of four neighbours, the first in the lowest byte.
@@ -106,18 +107,19 @@ OCTAVO_DEVICE void swap_if(bool condition, FourInvScales& a, FourInvScales& b) {
 
 // A 1x32 block is four lanes of a row, a 32x1 block two lanes of a column: all reductions stay in
 // a quarter of a warp. Shared memory only gathers the codes for word-wide stores.
-template <DType T, class Encoder, Access A>
+template <DType T, class Encoder, Access A, class P, int N>
 __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T, A>()))
-    quantize_mx_kernel(const Params p) {
+    quantize_mx_kernel(const Together<Params, N> all) {
   if constexpr (!Encoder::exists()) return;
   __shared__ __align__(4) std::uint8_t row_codes[kTile][kBlocksPerTile];
   __shared__ __align__(4) std::uint8_t column_codes[kTile][kBlocksPerTile];
+  const Params& p = all.mine();
   const Encoder encoder(p.format);
   const TileThread at;
-  const TilePlace tile(p.x);
+  const TilePlace tile(p.x, all.block());
 
   ThreadTile<T> v;
-  load_tile<T, A>(v, p.x, tile, at);
+  fill_tile<T, A, P>(v, p.from, p.x, tile, at);
   FourInvScales row_inv_scales[4], column_inv_scales[2];
   if (p.rows.data) {
     LineAmax<T, Line::kRow> amax(v);
@@ -176,6 +178,22 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T,
   }
 }
 
+Params params_of(const QuantizeMxArgs& args) {
+  const Matrix& x = args.x;
+  const Groups& groups = args.groups;
+  const std::int64_t row_blocks = ceil_div(x.columns, kBlock);
+  const std::int64_t column_blocks = ceil_div(groups.tiles ? groups.columns : x.rows, kBlock);
+  return {source_of(x, groups),
+          rows_sink(args.rows.data, x, groups),
+          transposed_sink(args.transposed.data, x, groups),
+          {args.rows.scale, row_blocks, groups.tiles ? 0 : x.rows * row_blocks},
+          {args.transposed.scale, column_blocks, groups.tiles ? 0 : x.columns * column_blocks},
+          args.scale_layout,
+          args.format,
+          args.rounding,
+          args.from};
+}
+
 }  // namespace
 
 void quantize_mx(const QuantizeMxArgs& args, Stream stream) {
@@ -183,22 +201,31 @@ void quantize_mx(const QuantizeMxArgs& args, Stream stream) {
   const Groups& groups = args.groups;
   const unsigned tiles = tile_count(x, groups);
   if (tiles == 0) return;
-  const std::int64_t row_blocks = ceil_div(x.columns, kBlock);
-  const std::int64_t column_blocks = ceil_div(groups.tiles ? groups.columns : x.rows, kBlock);
-  const Params p{
-      source_of(x, groups),
-      rows_sink(args.rows.data, x, groups),
-      transposed_sink(args.transposed.data, x, groups),
-      {args.rows.scale, row_blocks, groups.tiles ? 0 : x.rows * row_blocks},
-      {args.transposed.scale, column_blocks, groups.tiles ? 0 : x.columns * column_blocks},
-      args.scale_layout,
-      args.format,
-      args.rounding};
+  const Params p = params_of(args);
   const auto native = static_cast<NativeStream>(stream);
+  if (args.from) {
+    return dispatch_produced(args.from, args.format, groups.tiles,
+                             [&]<DType T, class Encoder, Access A, class P>() {
+                               quantize_mx_kernel<T, Encoder, A, P, 1>
+                                   <<<tiles, kTileThreads, 0, native>>>(Together<Params, 1>{{p}});
+                             });
+  }
   dispatch(x, args.format, access_of(x, args.rows.data, args.transposed.data, groups),
            [&]<DType T, class Encoder, Access A>() {
-             quantize_mx_kernel<T, Encoder, A><<<tiles, kTileThreads, 0, native>>>(p);
+             quantize_mx_kernel<T, Encoder, A, FromMemory, 1>
+                 <<<tiles, kTileThreads, 0, native>>>(Together<Params, 1>{{p}});
            });
+}
+
+void quantize_mx_pair(const QuantizeMxArgs& first, const QuantizeMxArgs& second, Stream stream) {
+  const unsigned tiles = tile_count(first.x);
+  if (tiles == 0) return;
+  const Params p[2] = {params_of(first), params_of(second)};
+  dispatch_pair(first.format, [&]<DType T, class Encoder, Access A, class P>() {
+    quantize_mx_kernel<T, Encoder, A, P, 2>
+        <<<2 * tiles, kTileThreads, 0, static_cast<NativeStream>(stream)>>>(
+            Together<Params, 2>{{p[0], p[1]}});
+  });
 }
 
 }  // namespace octavo::gpu

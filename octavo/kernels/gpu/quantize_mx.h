@@ -1,7 +1,7 @@
 #pragma once
 
 #include "octavo/kernels/gpu/groups.h"
-#include "octavo/kernels/gpu/types.h"
+#include "octavo/kernels/gpu/producer.h"
 
 namespace octavo::gpu {
 
@@ -49,8 +49,12 @@ struct QuantizeMxArgs {
   Format format = Format::kE4M3FN;
   MxRounding rounding = MxRounding::kRceil;
   Groups groups = {};
+  Producer from = {};  ///< of x, if nobody has written it: no batch
 };
 
 void quantize_mx(const QuantizeMxArgs& args, Stream stream);
+
+/// Both halves of SwiGLU's gradients, as cast_pair().
+void quantize_mx_pair(const QuantizeMxArgs& first, const QuantizeMxArgs& second, Stream stream);
 
 }  // namespace octavo::gpu

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "octavo/kernels/gpu/types.h"
+#include "octavo/kernels/gpu/producer.h"
 
 namespace octavo::gpu {
 
@@ -21,8 +21,18 @@ struct QuantizeRowArgs {
   Format format = Format::kE4M3FN;
   ScaleRounding rounding = ScaleRounding::kNone;
   const std::int32_t* present = nullptr;  ///< null: all rows are
+  Producer from = {};                     ///< of x, if nobody has written it: fits_row_producer()
+  void* written = nullptr;  ///< (M, K), 16-byte aligned: what the producer gives, if wanted too
 };
 
 void quantize_row(const QuantizeRowArgs& args, Stream stream);
+
+/// Both halves of SwiGLU's gradients, (M, F) each, in one launch: alike but for data, scale,
+/// written and Producer::first_column.
+void quantize_row_pair(const QuantizeRowArgs& first, const QuantizeRowArgs& second, Stream stream);
+
+/// Whether quantize_row() takes a producer: fits_producer(), and rows that stay in registers, K a
+/// multiple of 16.
+bool fits_row_producer(const QuantizeRowArgs& args);
 
 }  // namespace octavo::gpu

@@ -4,27 +4,19 @@
 
 #include "octavo/kernels/gpu/launch.h"
 #include "octavo/kernels/gpu/store.h"
+#include "octavo/kernels/gpu/swiglu_math.h"
 
 namespace octavo::gpu {
 namespace {
 
 constexpr int kSwigluThreads = 256;
 
-struct Sigmoid {
-  float s, silu;
-  OCTAVO_DEVICE explicit Sigmoid(float gate) {
-    const float denominator = 1.0f + expf(-gate);
-    s = 1.0f / denominator;
-    silu = gate / denominator;
-  }
-};
-
 struct Forward {
   template <DType T>
   OCTAVO_DEVICE static void element(const SwigluArgs& p, std::int64_t r, std::int64_t c) {
     const float gate = load_value<T>(p.gate.data, r * p.gate.row_stride + c);
     const float up = load_value<T>(p.up.data, r * p.up.row_stride + c);
-    store_value<T>(p.h.data, r * p.h.row_stride + c, Sigmoid(gate).silu * up);
+    store_value<T>(p.h.data, r * p.h.row_stride + c, swiglu_of<T>(gate, up));
   }
 
   template <DType T>
@@ -36,28 +28,19 @@ struct Forward {
     up.load_streaming(static_cast<const char*>(p.up.data) + (r * p.up.row_stride + c) * kSize);
     float h[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) h[i] = Sigmoid(gate[i]).silu * up[i];
+    for (int i = 0; i < 8; ++i) h[i] = swiglu_of<T>(gate[i], up[i]);
     store8<T>(static_cast<char*>(p.h.data) + (r * p.h.row_stride + c) * kSize, h);
-  }
-};
-
-struct Gradients {
-  float dgate, dup;
-  OCTAVO_DEVICE Gradients(float dh, float gate, float up) {
-    const Sigmoid of(gate);
-    dup = dh * of.silu;
-    dgate = dh * up * of.s * (1.0f + gate * (1.0f - of.s));
   }
 };
 
 struct Backward {
   template <DType T>
   OCTAVO_DEVICE static void element(const SwigluArgs& p, std::int64_t r, std::int64_t c) {
-    const Gradients g(load_value<T>(p.dh.data, r * p.dh.row_stride + c),
-                      load_value<T>(p.gate.data, r * p.gate.row_stride + c),
-                      load_value<T>(p.up.data, r * p.up.row_stride + c));
-    store_value<T>(p.dgate.data, r * p.dgate.row_stride + c, g.dgate);
-    store_value<T>(p.dup.data, r * p.dup.row_stride + c, g.dup);
+    const float dh = load_value<T>(p.dh.data, r * p.dh.row_stride + c);
+    const float gate = load_value<T>(p.gate.data, r * p.gate.row_stride + c);
+    const float up = load_value<T>(p.up.data, r * p.up.row_stride + c);
+    store_value<T>(p.dgate.data, r * p.dgate.row_stride + c, swiglu_dgate<T>(dh, gate, up));
+    store_value<T>(p.dup.data, r * p.dup.row_stride + c, swiglu_dup<T>(dh, gate));
   }
 
   template <DType T>
@@ -71,9 +54,8 @@ struct Backward {
     float dgate[8], dup[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const Gradients g(dh[i], gate[i], up[i]);
-      dgate[i] = g.dgate;
-      dup[i] = g.dup;
+      dgate[i] = swiglu_dgate<T>(dh[i], gate[i], up[i]);
+      dup[i] = swiglu_dup<T>(dh[i], gate[i]);
     }
     store8<T>(static_cast<char*>(p.dgate.data) + (r * p.dgate.row_stride + c) * kSize, dgate);
     store8<T>(static_cast<char*>(p.dup.data) + (r * p.dup.row_stride + c) * kSize, dup);

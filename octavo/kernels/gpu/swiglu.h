@@ -10,7 +10,8 @@ struct RowsOf {
   std::int64_t row_stride = 0;
 };
 
-/// SwiGLU of (rows, columns) matrices, fp32 inside, one rounding:
+/// SwiGLU of (rows, columns) matrices, fp32 inside, one rounding; for 16-bit types with the
+/// hardware's approximate 2^x and 1/x (swiglu_math.h):
 ///
 ///   h = gate * s * up               with s = 1 / (1 + exp(-gate))
 ///

@@ -4,6 +4,7 @@
 #include "octavo/kernels/gpu/groups.h"
 #include "octavo/kernels/gpu/launch.h"
 #include "octavo/kernels/gpu/packed.h"
+#include "octavo/kernels/gpu/produce.h"
 
 /// The 128 x 128 tile every kernel that writes FP8 works on, and the way a thread reads it and
 /// writes both layouts.
@@ -87,9 +88,9 @@ struct TilePlace {
   int loaded;           ///< rows that are read: none in a tile of no group
   bool first;           ///< whether it is its group's first along M
 
-  OCTAVO_DEVICE explicit TilePlace(const Source& x) {
-    unsigned down = blockIdx.x / x.tiles_across;
-    k = static_cast<std::int64_t>(blockIdx.x % x.tiles_across) * kTile;
+  OCTAVO_DEVICE explicit TilePlace(const Source& x, unsigned block = blockIdx.x) {
+    unsigned down = block / x.tiles_across;
+    k = static_cast<std::int64_t>(block % x.tiles_across) * kTile;
     if (x.tiles) {
       const GroupTile tile = x.tiles[down];
       group = tile.group;
@@ -153,6 +154,25 @@ OCTAVO_DEVICE void load_tile(ThreadTile<T>& v, const Source& x, const TilePlace&
     for (int r = 0; r < kThreadRows; ++r) {
       v.row[r].gather(address + r * x.row_bytes, x.column_bytes,
                       at.row + r < tile.loaded ? count : 0);
+    }
+  }
+}
+
+/// The same by a producer P, of the matrix whose shape x has.
+template <DType T, Access A, class P>
+OCTAVO_DEVICE void fill_tile(ThreadTile<T>& v, [[maybe_unused]] const Producer& from,
+                             const Source& x, const TilePlace& tile, const TileThread& at) {
+  if constexpr (!P::kProduces) {
+    load_tile<T, A>(v, x, tile, at);
+  } else {
+    static_assert(A != Access::kElement);
+    const int present = tile.k + at.column < x.columns ? tile.loaded - at.row : 0;
+    if (present > 0) {
+      const typename P::template Rows<T> rows(from, tile.m + at.row, tile.k + at.column);
+      rows.read(v.row, 0, A == Access::kVector ? kThreadRows : present);
+    } else {
+#pragma unroll
+      for (int r = 0; r < kThreadRows; ++r) v.row[r].clear();
     }
   }
 }

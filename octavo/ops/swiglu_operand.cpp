@@ -1,0 +1,94 @@
+#include "octavo/ops/swiglu_operand.h"
+
+#include "octavo/ops/swiglu_device.h"
+#include "octavo/quantize/allocate.h"
+
+namespace octavo::ops {
+namespace {
+
+at::Tensor empty_rows(const at::Tensor& like, std::int64_t columns) {
+  return empty_on(like.device(), {like.size(0), columns}, like.scalar_type());
+}
+
+struct StackedHalves {
+  at::Tensor gate, up;
+
+  explicit StackedHalves(const at::Tensor& both)
+      : gate(both.narrow(1, 0, both.size(1) / 2)),
+        up(both.narrow(1, both.size(1) / 2, both.size(1) / 2)) {}
+};
+
+at::Tensor swiglu_written(const at::Tensor& gate, const at::Tensor& up) {
+  const at::Tensor h = empty_rows(gate, gate.size(1));
+  swiglu_rows(gate, up, h);
+  return h;
+}
+
+// An operand that was written, whether or not somebody wants a layout of it.
+QuantizedOperand quantize_written(const at::Tensor& x, const OperandSpec& spec) {
+  return spec.rows || spec.transposed ? quantize_operand(x, spec) : QuantizedOperand{};
+}
+
+GroupedOperand quantize_written(const at::Tensor& x, const at::Tensor& offs,
+                                const OperandSpec& spec) {
+  return spec.rows || spec.transposed ? quantize_grouped_operand(x, offs, spec) : GroupedOperand{};
+}
+
+}  // namespace
+
+QuantizedOperand swiglu_operand(const at::Tensor& gate, const at::Tensor& up,
+                                const OperandSpec& spec, bool fuse, at::Tensor* written) {
+  if (fuse) {
+    if (auto operand = quantize_produced({.gate = gate, .up = up}, spec, written)) return *operand;
+  }
+  const at::Tensor h = swiglu_written(gate, up);
+  if (written) *written = h;
+  return quantize_written(h, spec);
+}
+
+std::array<QuantizedOperand, 2> swiglu_gradient_operands(const at::Tensor& dh,
+                                                         const at::Tensor& gate,
+                                                         const at::Tensor& up,
+                                                         const OperandSpec& spec, bool fuse,
+                                                         std::array<at::Tensor, 2>* written) {
+  if (fuse) {
+    if (auto both = quantize_swiglu_gradients(dh, gate, up, spec, written)) return *both;
+  }
+  const at::Tensor dgate = empty_rows(gate, gate.size(1)), dup = empty_rows(gate, gate.size(1));
+  swiglu_backward_rows(dh, gate, up, dgate, dup);
+  if (written) *written = {dgate, dup};
+  return {quantize_written(dgate, spec), quantize_written(dup, spec)};
+}
+
+GroupedOperand grouped_swiglu_operand(const at::Tensor& gate_up, const at::Tensor& offs,
+                                      const OperandSpec& spec, bool fuse, at::Tensor* written) {
+  const StackedHalves in(gate_up);
+  if (fuse) {
+    if (auto operand =
+            quantize_grouped_produced({.gate = in.gate, .up = in.up}, offs, spec, written)) {
+      return *operand;
+    }
+  }
+  const at::Tensor h = swiglu_written(in.gate, in.up);
+  if (written) *written = h;
+  return quantize_written(h, offs, spec);
+}
+
+GroupedOperand grouped_swiglu_gradient_operand(const at::Tensor& dh, const at::Tensor& gate_up,
+                                               const at::Tensor& offs, const OperandSpec& spec,
+                                               bool fuse, at::Tensor* written) {
+  const StackedHalves in(gate_up);
+  if (fuse) {
+    if (auto operand = quantize_grouped_produced({.gate = in.gate, .up = in.up, .dh = dh}, offs,
+                                                 spec, written)) {
+      return *operand;
+    }
+  }
+  const at::Tensor both = empty_rows(gate_up, gate_up.size(1));
+  const StackedHalves out(both);
+  swiglu_backward_rows(dh, in.gate, in.up, out.gate, out.up);
+  if (written) *written = both;
+  return quantize_written(both, offs, spec);
+}
+
+}  // namespace octavo::ops

@@ -27,8 +27,8 @@ struct Float8ExpertsOptions {
 /// x: (M, D) sorted by expert; w_gate_up: (E, 2F, D), gate's rows first; w_down: (E, D', F); fp32,
 /// bf16 or fp16, the weights of one dtype; offs: (E) int32, END offset of each group. y: (M, D').
 /// The same bits as two float8_grouped_linear() and swiglu(), but h and the gradient of gate_up go
-/// to their products quantised without being written in high precision (unless the recipe has dw
-/// so). Gradients of both weights are computed together. Everything else, and errors: as
+/// to their products quantised as they are computed and not written in high precision where `fuse`
+/// can. Gradients of both weights are computed together. Everything else, and errors: as
 /// float8_grouped_linear().
 at::Tensor float8_experts(const at::Tensor& x, const at::Tensor& w_gate_up,
                           const at::Tensor& w_down, const at::Tensor& offs, const Recipe& recipe,

@@ -13,8 +13,8 @@ struct Float8SwigluMlpOptions {
   /// kAuto: kept when 2 M >= F (and where M or F is symbolic): what keeping costs is less than the
   /// silu(gate) that three operators would keep and this one does not. For all three weights.
   KeepWeightTransposed keep_weight_transposed = KeepWeightTransposed::kAuto;
-  /// Quantise h and its gradients in the passes that compute them (quantize/quantize_produced.h);
-  /// false writes them first. The bits are the same.
+  /// Quantise h and its gradients in the pass that computes them, where their scales need no other
+  /// (quantize/quantize_produced.h); false writes them first. The bits are the same.
   bool fuse = true;
   /// Of gate, up and down, as Float8LinearOptions's: quantised already, or the gradient to add to.
   /// Only while a graph is recorded; not under autocast.
@@ -27,9 +27,9 @@ struct Float8SwigluMlpOptions {
 ///
 /// x: (..., D); w_gate, w_up: (F, D); w_down: (D', F); fp32, bf16 or fp16, the weights of one
 /// dtype. y: (..., D') in x's dtype. What three float8_linear() and swiglu() give, but: x is
-/// quantised once for gate and up; h = silu(gate) * up goes to the last product quantised, and the
-/// gradients of gate and up to theirs, without being written in high precision (unless the recipe
-/// has dw so); the two parts of dx are added inside the second product, which rounds their sum once
+/// quantised once for gate and up; h = silu(gate) * up goes to the last product, and the gradients
+/// of gate and up to theirs, quantised as they are computed and not written in high precision where
+/// `fuse` can; the two parts of dx are added inside the second product, which rounds their sum once
 /// more than one product would (GPU: the first part to x's dtype, then the sum; CPU: the bits of
 /// autograd's sum). Keeps for backward gate and up (M, F) in x's dtype, x and h transposed in FP8
 /// (in high precision as the recipe asks), and the weights transposed or themselves. Gradients of

@@ -63,7 +63,10 @@ torch::Tensor LlamaAttentionImpl::forward(const torch::Tensor& x, const RopeTabl
   const auto normed = [](nn::RMSNorm& norm, const at::Tensor& heads) {
     return norm.is_empty() ? heads : norm(heads);
   };
-  const auto qkv = nn::forward_together(x, {q_proj.get(), k_proj.get(), v_proj.get()}, fusion);
+  // On GPUs one by one, with one quantised x, until the sum inside the products has been timed
+  // there.
+  const auto qkv =
+      nn::forward_together(x, {q_proj.get(), k_proj.get(), v_proj.get()}, fusion && x.is_cpu());
   const at::Tensor q = rotate(normed(q_norm, split(qkv[0], config.heads)), rope);
   at::Tensor k = rotate(normed(k_norm, split(qkv[1], config.kv_heads)), rope);
   at::Tensor v = split(qkv[2], config.kv_heads);

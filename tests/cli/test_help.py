@@ -5,7 +5,7 @@ import re
 
 from conftest import REPOSITORY, run, user_error
 
-COMMANDS = ["train", "compare", "eval", "generate", "inspect", "recipes", "bench", "baseline"]
+COMMANDS = ["train", "compare", "eval", "generate", "export", "inspect", "recipes", "bench", "baseline"]
 
 
 def test_alone_prints_short_help_with_examples():

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "octavo/kernels/host_arithmetic.h"
 #include "octavo/kernels/matrix.h"
 
 /// AdamW's step (Loshchilov and Hutter, arXiv:1711.05101), in the order of torch.optim.AdamW's
@@ -13,7 +14,10 @@
 ///   p = p * fp32(1 - lr weight_decay)
 ///   m = m + fp32(1 - beta1) (g - m)                 (beta1 > 0.5; else g + fp32(-beta1) (g - m))
 ///   v = beta2 v + (fp32(1 - beta2) g) g
-///   p = p + (fp32(-lr / (1 - beta1^t)) m) / (sqrt(v) / fp32(sqrt(1 - beta2^t)) + eps)
+///   p = p + (fp32(-lr / (1 - beta1^t)) m) / (sqrt(v) fp32(1 / sqrt(1 - beta2^t)) + eps)
+///
+/// (torch divides sqrt(v) by a constant instead of multiplying; division is most of the work where
+/// everything is bf16.) A clip of NaN takes no step: nothing is written, neither p nor m nor v.
 ///
 /// p is the fp32 master where there is one, and the parameter is then the master rounded once, to
 /// nearest even; otherwise it is the parameter itself. Moments kept in bf16 are rounded when they
@@ -59,17 +63,8 @@ struct AdamwFactors {
   float beta2;
   float one_minus_beta2;
   float negative_step_size;  ///< -lr / (1 - beta1^t)
-  float root_correction;     ///< sqrt(1 - beta2^t)
+  float root_factor;         ///< 1 / sqrt(1 - beta2^t)
   float eps;
-};
-
-/// Double arithmetic without contraction. Device code has its own (kernels/gpu/adamw.cu), because
-/// its compilers fuse a * b + c unless told otherwise operation by operation.
-struct HostArithmetic {
-  static double multiply(double a, double b) { return a * b; }
-  static double subtract(double a, double b) { return a - b; }
-  static double divide(double a, double b) { return a / b; }
-  static double square_root(double a) { return std::sqrt(a); }
 };
 
 /// base^exponent by repeated squaring: pow() is not the same function on a CPU and a GPU.
@@ -102,7 +97,7 @@ OCTAVO_HOST_DEVICE inline AdamwFactors adamw_factors(const AdamwOptions& options
   f.beta2 = static_cast<float>(options.beta2);
   f.one_minus_beta2 = static_cast<float>(A::subtract(1.0, options.beta2));
   f.negative_step_size = static_cast<float>(-A::divide(lr, correction1));
-  f.root_correction = static_cast<float>(A::square_root(correction2));
+  f.root_factor = static_cast<float>(A::divide(1.0, A::square_root(correction2)));
   f.eps = static_cast<float>(options.eps);
   return f;
 }

@@ -122,11 +122,12 @@ struct AdamwCase {
 
   /// One step, element by element, as kernels/adamw.h writes it.
   void reference(const AdamwOptions& o, double lr, float clip) {
+    if (std::isnan(clip)) return;
     double power1 = 1.0, power2 = 1.0;
     for (int t = 0; t < static_cast<int>(step); ++t) power1 *= o.beta1, power2 *= o.beta2;
     const float decay = static_cast<float>(1.0 - lr * weight_decay);
     const float step_size = static_cast<float>(lr / (1.0 - power1));
-    const float root = static_cast<float>(std::sqrt(1.0 - power2));
+    const float root = static_cast<float>(1.0 / std::sqrt(1.0 - power2));
     const float beta2 = static_cast<float>(o.beta2), rest2 = static_cast<float>(1.0 - o.beta2);
     for (std::size_t i = 0; i < parameter.size(); ++i) {
       const float g = gradient.at(i) * clip;
@@ -138,7 +139,7 @@ struct AdamwCase {
         m = g - static_cast<float>(o.beta1) * (g - m);
       }
       v = beta2 * v + (rest2 * g) * g;
-      p = p - step_size * m / (std::sqrt(v) / root + static_cast<float>(o.eps));
+      p = p - step_size * m / (std::sqrt(v) * root + static_cast<float>(o.eps));
       exp_avg.set(i, m);
       exp_avg_sq.set(i, v);
       if (types.has_master) master.set(i, p);

@@ -84,6 +84,15 @@ TEST(Adamw, NaNGoesThroughAndStaysInItsElement) {
   }
 }
 
+TEST(Adamw, AClipOfNaNTakesNoStep) {
+  for (const AdamwTypes& types : testing::all_adamw_types()) {
+    AdamwCase c(types, 37, true, 9);
+    const AdamwCase before = c;
+    adamw(c.tensor(), types, host_factors({}, c, 1e-3, std::nanf("")), 0, 37);
+    EXPECT_EQ(c.difference(before), "") << testing::describe(types);
+  }
+}
+
 TEST(Adamw, PowersBySquaringAreThePowers) {
   for (double beta : {0.0, 0.5, 0.9, 0.95, 0.999}) {
     for (std::int64_t t : {0, 1, 2, 3, 10, 1000, 16777216}) {

@@ -97,6 +97,38 @@ TEST(GpuAdamw, EqualsAScalarLoop) {
   }
 }
 
+// The fast path's division and square root over their whole range and at its ends: equal to the
+// scalar loop's, which are correctly rounded.
+TEST(GpuAdamw, EveryMagnitude) {
+  OCTAVO_REQUIRE_GPU();
+  const AdamwTypes types = {kernels::HighPrecision::kFloat32, kernels::HighPrecision::kFloat32,
+                            kernels::HighPrecision::kFloat32, false};
+  std::vector<AdamwCase> cases;
+  for (int exponent = -126; exponent < 120; exponent += 2) {
+    AdamwCase c(types, 8192, true, static_cast<unsigned>(exponent + 200));
+    for (std::size_t i = 0; i < c.gradient.size(); ++i) {
+      // The gradient near what the moments are of, so that all keep the magnitude.
+      const float scale = std::ldexp(1.0f, i % 2 == 0 ? exponent : exponent / 2);
+      c.exp_avg.set(i, c.exp_avg.at(i) * scale);
+      c.gradient.set(i, 0.0f);
+      c.exp_avg_sq.set(i, c.exp_avg_sq.at(i) * std::ldexp(1.0f, i / 2 % 2 == 0 ? exponent : 0));
+    }
+    cases.push_back(c);
+  }
+  for (double eps : {1e-8, 1e-30, 4.0}) {
+    for (double beta2 : {0.95, 0.99999999}) {
+      expect_steps(cases, {.beta2 = beta2, .eps = eps}, 1e-3, 1.0f, 0);
+    }
+  }
+}
+
+TEST(GpuAdamw, AClipOfNaNTakesNoStep) {
+  OCTAVO_REQUIRE_GPU();
+  for (const AdamwTypes& types : kernels::testing::all_adamw_types()) {
+    expect_steps({AdamwCase(types, 5000, true, 1)}, {}, 1e-3, std::nanf(""), 0);
+  }
+}
+
 TEST(GpuAdamw, AnyNumberOfTensors) {
   OCTAVO_REQUIRE_GPU();
   const AdamwTypes types = {kernels::HighPrecision::kBFloat16, kernels::HighPrecision::kBFloat16,

@@ -1,5 +1,6 @@
 #include "octavo/kernels/cpu/adamw.h"
 
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 
@@ -41,7 +42,7 @@ HWY_INLINE void AdamwStep(const AdamwFactors& f, P* parameter, float* master, co
   v = hn::Add(hn::Mul(v, hn::Set(d, f.beta2)),
               hn::Mul(hn::Mul(hn::Set(d, f.one_minus_beta2), g), g));
   const auto denominator =
-      hn::Add(hn::Div(hn::Sqrt(v), hn::Set(d, f.root_correction)), hn::Set(d, f.eps));
+      hn::Add(hn::Mul(hn::Sqrt(v), hn::Set(d, f.root_factor)), hn::Set(d, f.eps));
   p = hn::Add(p, hn::Div(hn::Mul(hn::Set(d, f.negative_step_size), m), denominator));
   StoreFloats(m, exp_avg);
   StoreFloats(v, exp_avg_sq);
@@ -113,6 +114,7 @@ HWY_EXPORT(Adamw);
 
 void adamw(const AdamwTensor& tensor, const AdamwTypes& types, const AdamwFactors& factors,
            std::int64_t begin, std::int64_t end) {
+  if (std::isnan(factors.clip)) return;
   HWY_DYNAMIC_DISPATCH(Adamw)(tensor, types, factors, begin, end);
 }
 

@@ -2,6 +2,7 @@
 
 #include <type_traits>
 
+#include "octavo/kernels/gpu/device_arithmetic.h"
 #include "octavo/kernels/gpu/launch.h"
 #include "octavo/kernels/gpu/packed.h"
 #include "octavo/kernels/gpu/platform.h"
@@ -17,13 +18,6 @@ constexpr int kThreads = 256;
 constexpr int kVector = 8;  // elements a thread moves at a time: 16 or 32 bytes of each tensor
 constexpr int kVectorsPerThread = 8;
 constexpr std::int64_t kPerBlock = std::int64_t{kThreads} * kVector * kVectorsPerThread;
-
-struct DeviceArithmetic {
-  OCTAVO_HOST_DEVICE static double multiply(double a, double b) { return multiply_rn(a, b); }
-  OCTAVO_HOST_DEVICE static double subtract(double a, double b) { return subtract_rn(a, b); }
-  OCTAVO_HOST_DEVICE static double divide(double a, double b) { return divide_rn(a, b); }
-  OCTAVO_HOST_DEVICE static double square_root(double a) { return square_root_rn(a); }
-};
 
 struct Params {
   AdamwTensor tensor[kAdamwTensorsPerLaunch];
@@ -85,14 +79,63 @@ OCTAVO_DEVICE void store_vector(void* base, std::int64_t i, const float (&x)[kVe
   }
 }
 
-// The formula of kernels/adamw.h; m, v and p in and out.
-OCTAVO_DEVICE void update(const AdamwFactors& f, float gradient, float& m, float& v, float& p) {
+// The formula of kernels/adamw.h up to the quotient: m and v, p decayed, and the numerator.
+OCTAVO_DEVICE float begin_update(const AdamwFactors& f, float gradient, float& m, float& v,
+                                 float& p) {
   const float g = multiply_rn(gradient, f.clip);
   p = multiply_rn(p, f.decay);
   m = add_rn(f.lerp_from_moment ? m : g, multiply_rn(f.lerp, add_rn(g, -m)));
   v = add_rn(multiply_rn(v, f.beta2), multiply_rn(multiply_rn(f.one_minus_beta2, g), g));
-  const float denominator = add_rn(divide_rn(square_root_rn(v), f.root_correction), f.eps);
-  p = add_rn(p, divide_rn(multiply_rn(f.negative_step_size, m), denominator));
+  return multiply_rn(f.negative_step_size, m);
+}
+
+// The rest of it.
+OCTAVO_DEVICE void finish_update(const AdamwFactors& f, float numerator, float v, float& p) {
+  const float denominator = add_rn(multiply_rn(square_root_rn(v), f.root_factor), f.eps);
+  p = add_rn(p, divide_rn(numerator, denominator));
+}
+
+OCTAVO_DEVICE void update(const AdamwFactors& f, float gradient, float& m, float& v, float& p) {
+  const float numerator = begin_update(f, gradient, m, v, p);
+  finish_update(f, numerator, v, p);
+}
+
+// Whether square_root_normal() and divide_normal() are exact for this v and numerator, given
+// usual_factors(): zero, or bits within a range.
+OCTAVO_DEVICE bool is_usual(float numerator, float v) {
+  const std::uint32_t x = internal::bits_of(numerator) & 0x7FFFFFFFu, w = internal::bits_of(v);
+  constexpr std::uint32_t kLeastX = 27u << 23, kMostX = 187u << 23;  // 2^-100, 2^60
+  constexpr std::uint32_t kLeastV = 26u << 23, kMostV = 147u << 23;  // 2^-101, 2^20
+  return (x - kLeastX <= kMostX - kLeastX || x == 0) && (w - kLeastV <= kMostV - kLeastV || w == 0);
+}
+// sqrt(v) is at most 2^10 then, and the denominator within 2^-60 and 2^23.
+OCTAVO_DEVICE bool usual_factors(const AdamwFactors& f) {
+  return f.eps >= 8.7e-19f && f.eps <= 1.0f && f.root_factor <= 4096.0f;
+}
+
+// Eight elements. Division and square root branch to rare cases, which zeros (rows of an embedding
+// that no token used) take too, and one branch for each keeps the eight from overlapping: where
+// all are usual, none.
+OCTAVO_DEVICE void update_vector(const AdamwFactors& f, const float (&g)[kVector],
+                                 float (&m)[kVector], float (&v)[kVector], float (&p)[kVector]) {
+  float numerator[kVector];
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) numerator[j] = begin_update(f, g[j], m[j], v[j], p[j]);
+  bool usual = usual_factors(f);
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) usual = usual && is_usual(numerator[j], v[j]);
+  if (usual) {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      const float root = square_root_normal(v[j]);
+      const float quotient =
+          divide_normal(numerator[j], add_rn(multiply_rn(root, f.root_factor), f.eps));
+      p[j] = add_rn(p[j], numerator[j] == 0.0f ? numerator[j] : quotient);
+    }
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) finish_update(f, numerator[j], v[j], p[j]);
 }
 
 template <DType P, DType G, DType M, bool kMaster>
@@ -106,6 +149,7 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kThreads, 4) adamw_kernel(const Params para
   }
   __syncthreads();
   const AdamwFactors f = shared_factors;
+  if (f.clip != f.clip) return;
   // What the update reads p from and first writes it to.
   constexpr DType S = kMaster ? DType::kFP32 : P;
   void* const source = kMaster ? t.master : t.parameter;
@@ -123,12 +167,12 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kThreads, 4) adamw_kernel(const Params para
       const Vec8<S> old = load_vector<S>(source, i);
       const Vec8<G> g = load_vector<G>(t.gradient, i);
       const Vec8<M> old_m = load_vector<M>(t.exp_avg, i), old_v = load_vector<M>(t.exp_avg_sq, i);
-      float p[kVector], m[kVector], v[kVector];
+      float p[kVector], m[kVector], v[kVector], gradient[kVector];
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        p[j] = old[j], m[j] = old_m[j], v[j] = old_v[j];
-        update(f, g[j], m[j], v[j], p[j]);
+        p[j] = old[j], m[j] = old_m[j], v[j] = old_v[j], gradient[j] = g[j];
       }
+      update_vector(f, gradient, m, v, p);
       store_vector<M>(t.exp_avg, i, m);
       store_vector<M>(t.exp_avg_sq, i, v);
       store_vector<S>(source, i, p);

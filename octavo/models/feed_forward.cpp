@@ -9,8 +9,10 @@ namespace octavo::models {
 
 nn::Linear make_linear(std::int64_t in_features, std::int64_t out_features,
                        const at::TensorOptions& tensor) {
-  return nn::Linear(nn::LinearOptions{
-      .in_features = in_features, .out_features = out_features, .tensor = tensor});
+  return nn::Linear(nn::LinearOptions{.in_features = in_features,
+                                      .out_features = out_features,
+                                      .initialise = false,  // llama_initialise.h
+                                      .tensor = tensor});
 }
 
 LlamaMlpImpl::LlamaMlpImpl(std::int64_t dim, std::int64_t hidden, const at::TensorOptions& tensor) {

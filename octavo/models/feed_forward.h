@@ -10,7 +10,7 @@
 
 namespace octavo::models {
 
-/// A linear of a model: without bias.
+/// A linear of a model: without bias; the model fills its weight (initialise_weights()).
 nn::Linear make_linear(std::int64_t in_features, std::int64_t out_features,
                        const at::TensorOptions& tensor);
 

@@ -1,9 +1,14 @@
 #include "octavo/models/llama.h"
 
-#include <algorithm>
-#include <cmath>
+#include <ATen/CPUGeneratorImpl.h>
 
+#include <algorithm>
+#include <functional>
+#include <mutex>
+
+#include "octavo/models/llama_initialise.h"
 #include "octavo/nn/activation_checkpoint.h"
+#include "octavo/nn/owned_gradient.h"
 #include "octavo/ops/linear_cross_entropy.h"
 
 namespace octavo::models {
@@ -99,10 +104,11 @@ BlockOutput LlamaBlockImpl::forward(const torch::Tensor& x, const RopeTable& rop
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config, const at::TensorOptions& tensor)
     : config(config) {
-  embed_tokens = register_module(
-      "embed_tokens",
-      nn::Embedding(nn::EmbeddingOptions{
-          .vocabulary = config.vocabulary, .features = config.dim, .tensor = tensor}));
+  embed_tokens = register_module("embed_tokens",
+                                 nn::Embedding(nn::EmbeddingOptions{.vocabulary = config.vocabulary,
+                                                                    .features = config.dim,
+                                                                    .initialise = false,
+                                                                    .tensor = tensor}));
   layers = register_module("layers", torch::nn::ModuleList());
   for (std::int64_t i = 0; i < config.layers; ++i) {
     layers->push_back(LlamaBlock(config, i, tensor));
@@ -125,13 +131,11 @@ const RopeTable& LlamaModelImpl::rope_table(std::int64_t positions, const at::De
 
 namespace {
 
-// The block's output; with checkpointing its inside is recomputed in backward.
-BlockOutput run_block(const std::shared_ptr<LlamaBlockImpl>& block, const torch::Tensor& x,
-                      const RopeTable& rope, ActivationCheckpointing mode) {
-  if (mode == ActivationCheckpointing::kNone) return block->forward(x, rope);
+// f(x) recomputed in backward, with its auxiliary loss and tokens where it has them.
+BlockOutput checkpointed(std::function<BlockOutput(const at::Tensor&)> f, const at::Tensor& x) {
   const auto tensors = nn::checkpoint(
-      [block, rope](const at::Tensor& x) {
-        const BlockOutput out = block->forward(x, rope);
+      [f = std::move(f)](const at::Tensor& x) {
+        const BlockOutput out = f(x);
         return out.aux_loss.defined()
                    ? std::vector<at::Tensor>{out.y, out.aux_loss, out.tokens_per_expert}
                    : std::vector<at::Tensor>{out.y};
@@ -142,6 +146,34 @@ BlockOutput run_block(const std::shared_ptr<LlamaBlockImpl>& block, const torch:
 }
 
 }  // namespace
+
+BlockOutput LlamaBlockImpl::forward_selective(const torch::Tensor& x, const RopeTable& rope) {
+  const at::Tensor h = x + self_attn(input_layernorm(x), rope);
+  return checkpointed(
+      [norm = post_attention_layernorm, mlp = mlp, moe = moe](const at::Tensor& h) {
+        const at::Tensor normed = nn::RMSNorm(norm)(h);
+        if (moe.is_empty())
+          return BlockOutput{
+              .y = h + LlamaMlp(mlp)(normed), .aux_loss = {}, .tokens_per_expert = {}};
+        const MoeOutput out = Moe(moe)(normed);
+        return BlockOutput{h + out.y, out.aux_loss, out.tokens_per_expert};
+      },
+      h);
+}
+
+BlockOutput LlamaModelImpl::run_block(std::int64_t layer, const torch::Tensor& x,
+                                      const RopeTable& rope) {
+  const auto block = layers->ptr<LlamaBlockImpl>(static_cast<std::size_t>(layer));
+  switch (activation_checkpointing) {
+    case ActivationCheckpointing::kSelective:
+      return block->forward_selective(x, rope);
+    case ActivationCheckpointing::kBlocks:
+      return checkpointed([block, rope](const at::Tensor& x) { return block->forward(x, rope); },
+                          x);
+    default:
+      return block->forward(x, rope);
+  }
+}
 
 torch::Tensor LlamaModelImpl::forward(const torch::Tensor& tokens, KvCache* cache) {
   TORCH_CHECK(tokens.dim() == 2 && tokens.scalar_type() == at::kLong, "tokens are ",
@@ -159,8 +191,8 @@ torch::Tensor LlamaModelImpl::forward(const torch::Tensor& tokens, KvCache* cach
   if (trains) aux_loss.reset();
   for (std::int64_t i = 0; i < config.layers; ++i) {
     const auto block = layers->ptr<LlamaBlockImpl>(i);
-    const BlockOutput out = cache == nullptr ? run_block(block, x, rope, activation_checkpointing)
-                                             : block->forward(x, rope, cache, i);
+    const BlockOutput out =
+        cache == nullptr ? run_block(i, x, rope) : block->forward(x, rope, cache, i);
     x = out.y;
     if (!trains || !out.aux_loss.defined()) continue;
     // Here and not inside the block, which runs twice where it is checkpointed.
@@ -171,42 +203,25 @@ torch::Tensor LlamaModelImpl::forward(const torch::Tensor& tokens, KvCache* cach
   return norm(x);
 }
 
+namespace {
+
+// Of LibTorch's CPU generator, so that torch::manual_seed() decides about the weights.
+std::uint64_t next_seed() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+}
+
+}  // namespace
+
 LlamaImpl::LlamaImpl(const LlamaConfig& config, const at::TensorOptions& tensor) : config(config) {
   config.validate();
+  const std::uint64_t seed = next_seed();
   model = register_module("model", LlamaModel(config, tensor));
   lm_head = register_module("lm_head", make_linear(config.dim, config.vocabulary, tensor));
 
-  torch::NoGradGuard no_grad;
-  const double deviation = 0.02;
-  const double residual_deviation = deviation / std::sqrt(2.0 * double(config.layers));
-  model->embed_tokens->weight.normal_(0, deviation);
-  for (std::int64_t i = 0; i < config.layers; ++i) {
-    auto& block = model->layers->at<LlamaBlockImpl>(i);
-    for (nn::Linear* linear :
-         {&block.self_attn->q_proj, &block.self_attn->k_proj, &block.self_attn->v_proj}) {
-      (*linear)->weight.normal_(0, deviation);
-      if (config.attention_bias) (*linear)->bias.zero_();
-    }
-    block.self_attn->o_proj->weight.normal_(0, residual_deviation);
-    const auto initialise_mlp = [&](LlamaMlp& mlp) {
-      mlp->gate_proj->weight.normal_(0, deviation);
-      mlp->up_proj->weight.normal_(0, deviation);
-      mlp->down_proj->weight.normal_(0, residual_deviation);
-    };
-    if (block.moe.is_empty()) {
-      initialise_mlp(block.mlp);
-      continue;
-    }
-    block.moe->router->gate->weight.normal_(0, deviation);
-    block.moe->experts->gate_up_proj.normal_(0, deviation);
-    block.moe->experts->down_proj.normal_(0, residual_deviation);
-    if (!block.moe->shared_expert.is_empty()) initialise_mlp(block.moe->shared_expert);
-  }
-  if (config.tied_head) {
-    lm_head->tie_weight(model->embed_tokens->weight);
-  } else {
-    lm_head->weight.normal_(0, deviation);
-  }
+  if (config.tied_head) lm_head->tie_weight(model->embed_tokens->weight);
+  initialise_weights(*this, config.layers, seed);
 }
 
 torch::Tensor LlamaImpl::forward(const torch::Tensor& tokens) { return lm_head(model(tokens)); }
@@ -215,13 +230,26 @@ torch::Tensor LlamaImpl::forward_cached(const torch::Tensor& tokens, KvCache& ca
   return lm_head(model(tokens, &cache));
 }
 
-torch::Tensor LlamaImpl::loss(const torch::Tensor& tokens, const torch::Tensor& targets) {
+torch::Tensor LlamaImpl::loss(const torch::Tensor& tokens, const torch::Tensor& targets,
+                              std::optional<double> gradient) {
   TORCH_CHECK(targets.sizes() == tokens.sizes(), "targets are ", targets.sizes(),
               "; they must have the tokens' shape ", tokens.sizes());
+  return head_loss(model(tokens), targets, gradient);
+}
+
+torch::Tensor LlamaImpl::head_loss(const torch::Tensor& x, const torch::Tensor& targets,
+                                   std::optional<double> gradient) {
   if (!lm_head->recipe && !lm_head->bias.defined()) {
-    return linear_cross_entropy(model(tokens), lm_head->weight, targets);
+    const at::Tensor& w = lm_head->weight;
+    // A tied weight is the embedding's, which adds its rows in place too.
+    const bool owned =
+        lm_head->gradient_in_place || (config.tied_head && model->embed_tokens->gradient_in_place);
+    if (gradient && owned && w.is_cuda() && nn::owns_gradient(w)) {
+      return linear_cross_entropy_in_place(x, w, targets, *gradient);
+    }
+    return linear_cross_entropy(x, w, targets);
   }
-  const at::Tensor logits_MV = forward(tokens).flatten(0, 1).to(at::kFloat);
+  const at::Tensor logits_MV = lm_head(x).flatten(0, 1).to(at::kFloat);
   return at::cross_entropy_loss(logits_MV, targets.flatten());
 }
 

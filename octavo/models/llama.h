@@ -5,6 +5,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,10 +24,6 @@
 // dense models are interchangeable. Shapes: B batch, T sequence, D model, F hidden, H heads, P
 // features of a head, V vocabulary.
 namespace octavo::models {
-
-/// What backward recomputes instead of keeping. kBlocks: between the passes each block holds its
-/// input only; the same bits, about a third more work.
-enum class ActivationCheckpointing : std::uint8_t { kNone, kBlocks };
 
 /// Causal attention with grouped key and value heads and rotated queries and keys, which
 /// LlamaConfig::qk_norm normalises before (the model's norm_eps, as Qwen 3).
@@ -60,6 +57,8 @@ class LlamaBlockImpl : public torch::nn::Module {
 
   BlockOutput forward(const torch::Tensor& x, const RopeTable& rope, KvCache* cache = nullptr,
                       std::int64_t layer = 0);  // x: (B, T, D)
+  /// The same with the network of h = x + attention(norm(x)) recomputed in backward.
+  BlockOutput forward_selective(const torch::Tensor& x, const RopeTable& rope);
 
   LlamaAttention self_attn{nullptr};
   LlamaMlp mlp{nullptr};  // null in an MoE block
@@ -79,6 +78,9 @@ class LlamaModelImpl : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& tokens, KvCache* cache = nullptr);
   torch::Tensor aux_loss;
 
+  /// Block `layer` of x (B, T, D), as activation_checkpointing has it.
+  BlockOutput run_block(std::int64_t layer, const torch::Tensor& x, const RopeTable& rope);
+
   LlamaConfig config;
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::kNone;
   nn::Embedding embed_tokens{nullptr};
@@ -93,9 +95,9 @@ TORCH_MODULE(LlamaModel);
 
 /// The decoder with its head.
 ///
-/// Weights start normal with deviation 0.02 (routers' gates too), those of o_proj and down_proj,
-/// which add to the residual stream, divided by sqrt(2 * layers); norms at one, biases at zero.
-/// Deterministic after torch::manual_seed. On the meta device nothing is allocated: for `inspect`.
+/// Weights start as initialise_weights() has it, norms at one, biases at zero. The seed is drawn
+/// from LibTorch's CPU generator: after torch::manual_seed the weights are the same on every device
+/// and at any number of threads. On the meta device nothing is allocated: for `inspect`.
 class LlamaImpl : public torch::nn::Module {
  public:
   /// tensor: dtype and device of every parameter. Errors: LlamaConfig::validate's.
@@ -110,7 +112,15 @@ class LlamaImpl : public torch::nn::Module {
 
   /// Mean cross-entropy in nats over all B * T targets, a scalar computed in fp32. tokens and
   /// targets: (B, T) int64; a target of -100 does not count.
-  torch::Tensor loss(const torch::Tensor& tokens, const torch::Tensor& targets);
+  /// `gradient`: what backward() will hand to this loss, for a trainer that knows it. Where the
+  /// head's gradient is made in place (nn::put_gradients_in_place) and on a GPU, all gradients
+  /// are made with it in the forward pass (linear_cross_entropy_in_place()).
+  torch::Tensor loss(const torch::Tensor& tokens, const torch::Tensor& targets,
+                     std::optional<double> gradient = std::nullopt);
+
+  /// What loss() makes of x (B, T, D), the last norm's output.
+  torch::Tensor head_loss(const torch::Tensor& x, const torch::Tensor& targets,
+                          std::optional<double> gradient = std::nullopt);
 
   /// The routers' auxiliary losses of the last pass that recorded gradients, to be added to its
   /// loss(); a scalar, 0 where none balances by loss, undefined in a dense model.

@@ -24,7 +24,7 @@ void check_divides(const char* field, std::int64_t value, const char* whole_fiel
 }
 
 // Smallest first, dense ones before those with experts. The byte models have a vocabulary of 256;
-// the llama3 ones Llama 3's own.
+// the llama3 and qwen2.5 ones their own.
 const std::vector<std::pair<std::string, LlamaConfig>>& presets() {
   static const std::vector<std::pair<std::string, LlamaConfig>> table = {
       // 0.1M parameters: seconds per test.
@@ -64,6 +64,29 @@ const std::vector<std::pair<std::string, LlamaConfig>>& presets() {
         .hidden = 8192,
         .max_sequence = 8192,
         .tied_head = true}},
+      // The sizes of Qwen2.5-1.5B (1.54B, tied head), without biases.
+      {"qwen2.5-1.5b",
+       {.vocabulary = 151936,
+        .dim = 1536,
+        .layers = 28,
+        .heads = 12,
+        .kv_heads = 2,
+        .hidden = 8960,
+        .max_sequence = 32768,
+        .rope_theta = 1000000.0,
+        .norm_eps = 1e-6,
+        .tied_head = true}},
+      // The sizes of Qwen2.5-7B (7.62B), without biases.
+      {"qwen2.5-7b",
+       {.vocabulary = 152064,
+        .dim = 3584,
+        .layers = 28,
+        .heads = 28,
+        .kv_heads = 4,
+        .hidden = 18944,
+        .max_sequence = 32768,
+        .rope_theta = 1000000.0,
+        .norm_eps = 1e-6}},
       // Llama-3-8B exactly: 8,030,261,248 parameters.
       {"llama3-8b",
        {.vocabulary = 128256,

@@ -43,6 +43,12 @@ struct LlamaConfig {
   friend bool operator==(const LlamaConfig&, const LlamaConfig&) = default;
 };
 
+/// What backward recomputes instead of keeping, with the same bits. kBlocks: each block, which
+/// holds its input only between the passes, for about a third more work. kSelective: its
+/// feed-forward network or experts with their norm, most of what a block keeps; attention with its
+/// outputs, and the residual stream, are kept.
+enum class ActivationCheckpointing : std::uint8_t { kNone, kSelective, kBlocks };
+
 /// Names of the presets: "debug", ..., "llama3-8b", smallest first, then those with experts,
 /// "debug-moe", ..., likewise.
 std::vector<std::string> llama_preset_names();

@@ -20,11 +20,13 @@ MoeImpl::MoeImpl(std::int64_t dim, const MoeConfig& config, const at::TensorOpti
                                                              .scale = config.scale,
                                                              .balance = config.balance,
                                                              .balance_rate = config.balance_rate,
+                                                             .initialise = false,
                                                              .tensor = tensor}));
-  experts = register_module(
-      "experts",
-      nn::Experts(nn::ExpertsOptions{
-          .experts = config.experts, .features = dim, .hidden = config.hidden, .tensor = tensor}));
+  experts = register_module("experts", nn::Experts(nn::ExpertsOptions{.experts = config.experts,
+                                                                      .features = dim,
+                                                                      .hidden = config.hidden,
+                                                                      .initialise = false,
+                                                                      .tensor = tensor}));
   if (config.shared_hidden > 0) {
     shared_expert = register_module("shared_expert", LlamaMlp(dim, config.shared_hidden, tensor));
   }

@@ -7,6 +7,10 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/custom_class.h>
 
+#if OCTAVO_WITH_CUDA
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#endif
+
 #include <mutex>
 
 namespace octavo::nn {
@@ -27,14 +31,24 @@ void set_generator_state(c10::Device device, const at::Tensor& state) {
   generator.set_state(state);
 }
 
+// A GPU's generator cannot be read while a CUDA graph is being captured.
+bool is_captured([[maybe_unused]] c10::Device device) {
+#if OCTAVO_WITH_CUDA
+  return device.is_cuda() &&
+         c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+#else
+  return false;
+#endif
+}
+
 // The random state a block on `device` can draw from: the CPU's, and a GPU's beside it.
 struct RandomState {
   c10::Device device;
   at::Tensor cpu, gpu;
 
   static RandomState current(c10::Device device) {
-    return {device, generator_state(at::kCPU),
-            device.is_cpu() ? at::Tensor() : generator_state(device)};
+    const bool gpu = !device.is_cpu() && !is_captured(device);
+    return {device, generator_state(at::kCPU), gpu ? generator_state(device) : at::Tensor()};
   }
   void apply() const {
     set_generator_state(at::kCPU, cpu);

@@ -14,7 +14,8 @@ namespace octavo::nn {
 /// generator's state and the autocast state of the first run, so that dropout draws the same mask.
 /// Outputs and gradients are the same bits as those of block(x). Autocast's cache of cast weights
 /// is off inside: a weight cast without recording must not serve a recorded use.
-/// Without grad mode this is block(x).
+/// While a CUDA graph is being captured a GPU's generator is left alone: a block that draws from it
+/// would draw another mask. Without grad mode this is block(x).
 ///
 /// x: any tensor. `block` should capture parameters and constants only: a captured
 /// result of other recorded computation would have its graph walked once per checkpoint.

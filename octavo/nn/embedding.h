@@ -10,6 +10,7 @@ namespace octavo::nn {
 struct EmbeddingOptions {
   std::int64_t vocabulary = 0;
   std::int64_t features = 0;
+  bool initialise = true;         ///< false: the weight's memory is left as it is
   at::TensorOptions tensor = {};  ///< dtype and device of the weight
 };
 
@@ -25,6 +26,10 @@ class EmbeddingImpl : public torch::nn::Cloneable<EmbeddingImpl> {
 
   EmbeddingOptions options;
   torch::Tensor weight;  // (vocabulary, features)
+  /// For a trainer that owns the weight: on a GPU backward adds the rows that were looked up to
+  /// weight.grad() in place, instead of making a gradient of every row and adding that. Ignored on
+  /// the CPU and where owns_gradient() (owned_gradient.h) says no.
+  bool gradient_in_place = false;
 };
 TORCH_MODULE(Embedding);
 

@@ -35,6 +35,7 @@ void ExpertsImpl::reset() {
   down_proj = register_parameter(
       "down_proj",
       torch::empty({options.experts, options.features, options.hidden}, options.tensor));
+  if (!options.initialise) return;
   initialise(gate_up_proj);
   initialise(down_proj);
 }

@@ -14,6 +14,7 @@ struct ExpertsOptions {
   std::int64_t experts = 0;       ///< E
   std::int64_t features = 0;      ///< D
   std::int64_t hidden = 0;        ///< F, of one expert
+  bool initialise = true;         ///< false: the weights' memory is left as it is
   at::TensorOptions tensor = {};  ///< dtype and device of the weights
 };
 

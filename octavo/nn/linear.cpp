@@ -1,12 +1,48 @@
 #include "octavo/nn/linear.h"
 
+#include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
+#include <map>
+
+#include "octavo/nn/embedding.h"
+#include "octavo/nn/owned_gradient.h"
 
 #include "octavo/ops/float8_linears.h"
 
 namespace octavo::nn {
+namespace {
+
+// y = x . w^T whose backward writes or adds dw to w.grad() in the product itself.
+class LinearInPlace : public torch::autograd::Function<LinearInPlace> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& w) {
+    context->save_for_backward({x, w});
+    return at::linear(x, w);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &w = saved[1], &dy = gradients[0];
+    const c10::NoGradGuard no_grad;
+    at::Tensor dx;
+    if (context->needs_input_grad(0)) dx = at::matmul(dy, w);
+    const at::Tensor dy_NM = dy.reshape({-1, dy.size(-1)}).t();
+    const at::Tensor x_MK = x.reshape({-1, x.size(-1)});
+    if (w.grad().defined()) {
+      w.grad().addmm_(dy_NM, x_MK);
+    } else {
+      w.mutable_grad() = at::mm(dy_NM, x_MK);
+    }
+    return {dx, at::Tensor()};
+  }
+};
+
+}  // namespace
 
 LinearImpl::LinearImpl(const LinearOptions& options) : options(options) { reset(); }
 
@@ -17,6 +53,7 @@ void LinearImpl::reset() {
   bias = options.bias
              ? register_parameter("bias", torch::empty({options.out_features}, options.tensor))
              : register_parameter("bias", torch::Tensor(), /*requires_grad=*/false);
+  if (!options.initialise) return;
   // torch.nn.Linear's initialisation: uniform within 1 / sqrt(in_features).
   const double bound = options.in_features > 0 ? 1.0 / std::sqrt(double(options.in_features)) : 0.0;
   torch::NoGradGuard no_grad;
@@ -88,7 +125,13 @@ torch::Tensor LinearImpl::forward(const torch::Tensor& x) {
 
 torch::Tensor LinearImpl::forward_shared(const LinearInput& input) {
   const torch::Tensor& x = input.x;
-  if (!recipe) return at::linear(x, weight, bias);
+  if (!recipe) {
+    if (gradient_in_place && weight.is_cuda() && !bias.defined() &&
+        x.scalar_type() == weight.scalar_type() && owns_gradient(weight)) {
+      return LinearInPlace::apply(x, weight);
+    }
+    return at::linear(x, weight, bias);
+  }
   const std::optional<at::Tensor> b =
       bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;
   Float8LinearOptions with = float8_options();
@@ -103,6 +146,18 @@ Float8LinearOptions LinearImpl::float8_options() {
   if (weight_cache) options.weight = &weight_cache->get(weight, *recipe);
   options.accumulate_into = gradient_to_add_to(weight);
   return options;
+}
+
+void put_gradients_in_place(torch::nn::Module& module) {
+  std::map<const c10::TensorImpl*, int> names;
+  for (const auto& item : module.named_parameters()) ++names[item.value().unsafeGetTensorImpl()];
+  module.apply([&](torch::nn::Module& each) {
+    if (auto* embedding = dynamic_cast<EmbeddingImpl*>(&each)) embedding->gradient_in_place = true;
+    auto* linear = dynamic_cast<LinearImpl*>(&each);
+    if (linear && names[linear->weight.unsafeGetTensorImpl()] == 1) {
+      linear->gradient_in_place = true;
+    }
+  });
 }
 
 }  // namespace octavo::nn

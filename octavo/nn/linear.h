@@ -18,6 +18,7 @@ struct LinearOptions {
   std::int64_t in_features = 0;
   std::int64_t out_features = 0;
   bool bias = false;
+  bool initialise = true;         ///< false: the parameters' memory is left as it is
   bool high_precision = false;    ///< conversion leaves it alone whatever it is asked
   at::TensorOptions tensor = {};  ///< dtype and device of weight and bias
 };
@@ -65,7 +66,16 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl>, public Float8Layer {
   torch::Tensor weight;  // (out_features, in_features)
   torch::Tensor bias;    // (out_features) or undefined
   std::optional<WeightCache> weight_cache;
+  /// For a trainer that owns the weight: without a recipe and on a GPU backward writes dw to
+  /// weight.grad(), or adds it, in the product itself. Ignored where owns_gradient()
+  /// (owned_gradient.h) says no.
+  bool gradient_in_place = false;
 };
 TORCH_MODULE(Linear);
+
+/// Sets gradient_in_place on every linear below `module` whose weight has no second name there, and
+/// on every embedding. A tied embedding adds rows to what the head has written, or the head to
+/// those.
+void put_gradients_in_place(torch::nn::Module& module);
 
 }  // namespace octavo::nn

@@ -10,6 +10,7 @@ RouterImpl::RouterImpl(const RouterOptions& options) : options(options) {
               options.top_k, "; lower it or add experts");
   gate = register_module("gate", Linear(LinearOptions{.in_features = options.features,
                                                       .out_features = options.experts,
+                                                      .initialise = options.initialise,
                                                       .high_precision = true,
                                                       .tensor = options.tensor}));
   const at::TensorOptions of_experts = options.tensor.dtype(at::kFloat);
@@ -56,11 +57,12 @@ void RouterImpl::record(const torch::Tensor& tokens_per_expert) {
   load_ = load_.defined() ? load_ + tokens_per_expert : tokens_per_expert;
 }
 
-void RouterImpl::update_bias() {
+void RouterImpl::update_bias(const torch::Tensor& taken) {
   if (expert_bias.defined() && load_.defined()) {
     torch::NoGradGuard no_grad;
     const at::Tensor tokens = load_.to(at::kFloat);
-    expert_bias.add_((tokens.mean() - tokens).sign(), options.balance_rate);
+    const at::Tensor direction = (tokens.mean() - tokens).sign();
+    expert_bias.add_(taken.defined() ? direction * taken : direction, options.balance_rate);
   }
   load_.reset();
 }

@@ -28,6 +28,7 @@ struct RouterOptions {
   double scale = 1.0;      ///< and multiplied with this (routed scaling)
   LoadBalance balance = LoadBalance::kNone;
   double balance_rate = 1e-3;  ///< of the loss, or what the bias moves by in a step
+  bool initialise = true;      ///< false: the gate's memory is left as it is
   at::TensorOptions tensor = {};
 };
 
@@ -57,9 +58,10 @@ class RouterImpl : public torch::nn::Module {
   /// Adds to what update_bias() looks at, and load(): of each forward pass that is trained on.
   void record(const torch::Tensor& tokens_per_expert);  // (E) int64
   /// After an optimiser's step: every expert with fewer tokens than the mean since the last call
-  /// has its bias raised by balance_rate, every one with more lowered (kBias only). Forgets the
-  /// counts.
-  void update_bias();
+  /// has its bias raised by balance_rate, every one with more lowered (kBias only), all times
+  /// `taken` (a scalar on the device: 0 where the optimiser took no step; undefined: 1). Forgets
+  /// the counts.
+  void update_bias(const torch::Tensor& taken = {});
   /// Tokens of each expert since the last update_bias(): (E) int64, on the device.
   const torch::Tensor& load() const { return load_; }
 

@@ -144,9 +144,14 @@ BackwardResult float8_linear_backward_kernel(
                     .fast_accumulation = spec.dw.fast_accumulation,
                     .accumulate_into = accumulate_into});
   } else if (x) {
-    dw = at::mm(dy_MN.t(), as_matrix(*x));  // (N, M) . (M, K), in dy's dtype
-    if (dw.scalar_type() != dw_dtype) dw = dw.to(dw_dtype);
-    if (accumulate_into) dw = accumulate_into->add_(dw);
+    // (N, M) . (M, K), in dy's dtype. On the CPU a sum of its own, with the bits of autograd's.
+    if (accumulate_into && dy.is_cuda() && dy.scalar_type() == dw_dtype) {
+      dw = accumulate_into->addmm_(dy_MN.t(), as_matrix(*x));
+    } else {
+      dw = at::mm(dy_MN.t(), as_matrix(*x));
+      if (dw.scalar_type() != dw_dtype) dw = dw.to(dw_dtype);
+      if (accumulate_into) dw = accumulate_into->add_(dw);
+    }
   }
 
   at::Tensor dbias = absent(dy, dbias_dtype.value_or(at::kFloat));

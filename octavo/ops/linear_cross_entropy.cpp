@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "octavo/ops/below.h"
+#include "octavo/ops/linear_cross_entropy_ops.h"
 
 namespace octavo::ops {
 namespace {
@@ -81,6 +82,38 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 };
 
+#if OCTAVO_WITH_CUDA
+// dw is in w.grad() already when backward comes, and dx is made with the gradient that backward is
+// given.
+class LinearCrossEntropyInPlace : public torch::autograd::Function<LinearCrossEntropyInPlace> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& w, const at::Tensor& targets,
+                            std::int64_t chunk_bytes, double gradient) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const bool adds = w.grad().defined();
+    if (!adds) w.mutable_grad() = at::empty_like(w.detach());
+    auto [loss, dx] = linear_cross_entropy_cuda({.x = x,
+                                                 .w = w.detach(),
+                                                 .targets = targets,
+                                                 .chunk_bytes = chunk_bytes,
+                                                 .gradient = gradient,
+                                                 .need_dx = x.requires_grad(),
+                                                 .dw = w.grad(),
+                                                 .adds_to_dw = adds});
+    context->save_for_backward({dx});
+    return loss;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list&) {
+    at::Tensor dx;
+    if (context->needs_input_grad(0)) dx = context->get_saved_variables()[0];
+    return {dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+#endif
+
 at::Tensor linear_cross_entropy_kernel(const at::Tensor& x, const at::Tensor& w,
                                        const at::Tensor& targets, std::int64_t chunk_bytes) {
   check_linear_cross_entropy(x, w, targets);
@@ -112,6 +145,27 @@ namespace octavo {
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets,
                                 std::int64_t chunk_bytes) {
   return ops::linear_cross_entropy_kernel(x, w, targets, chunk_bytes);
+}
+
+at::Tensor linear_cross_entropy_in_place([[maybe_unused]] const at::Tensor& x,
+                                         [[maybe_unused]] const at::Tensor& w,
+                                         [[maybe_unused]] const at::Tensor& targets,
+                                         [[maybe_unused]] double gradient,
+                                         [[maybe_unused]] std::int64_t chunk_bytes) {
+#if OCTAVO_WITH_CUDA
+  ops::check_linear_cross_entropy(x, w, targets);
+  TORCH_CHECK(x.is_cuda() && at::GradMode::is_enabled() && w.requires_grad() &&
+                  (!w.grad().defined() ||
+                   (w.grad().is_contiguous() && w.grad().scalar_type() == w.scalar_type())),
+              "linear_cross_entropy_in_place: w: expected a tensor on a GPU that requires a ",
+              "gradient, a graph being recorded and a gradient of w's dtype or none, got ",
+              w.device(), "; call linear_cross_entropy");
+  return ops::LinearCrossEntropyInPlace::apply(x, w, targets, chunk_bytes, gradient);
+#else
+  TORCH_CHECK(false,
+              "linear_cross_entropy_in_place: expected a build with GPU kernels; call "
+              "linear_cross_entropy, or build the preset cuda");
+#endif
 }
 
 }  // namespace octavo

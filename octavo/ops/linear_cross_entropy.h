@@ -22,4 +22,13 @@ namespace octavo {
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets,
                                 std::int64_t chunk_bytes = std::int64_t{1} << 30);
 
+/// The same on a GPU for a trainer that owns w: dw is written to w.grad(), or added to what is
+/// there, in the products of the forward pass, and autograd gets none. `gradient` is what
+/// backward() will hand to the loss (1 / micro-batches): all gradients are made with it at once,
+/// and backward does not look at what it is handed. Errors: those above; not on a GPU, no graph
+/// recorded, a gradient of w of another dtype.
+at::Tensor linear_cross_entropy_in_place(const at::Tensor& x, const at::Tensor& w,
+                                         const at::Tensor& targets, double gradient,
+                                         std::int64_t chunk_bytes = std::int64_t{1} << 30);
+
 }  // namespace octavo

@@ -8,6 +8,7 @@
 
 #include "octavo/kernels/gpu/cross_entropy.h"
 #include "octavo/ops/gpu_arguments.h"
+#include "octavo/ops/linear_cross_entropy_ops.h"
 #include "octavo/quantize/allocate.h"
 
 namespace octavo::ops {
@@ -23,6 +24,21 @@ std::int64_t tokens_of(std::int64_t bytes, std::int64_t bytes_per_token) {
 std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_cross_entropy_forward_cuda(
     const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets, std::int64_t chunk_bytes,
     bool need_dx, bool need_dw) {
+  const at::Tensor dw =
+      empty_on(x.device(), need_dw ? w.sizes() : at::IntArrayRef({0}), w.scalar_type());
+  auto [loss, dx] = linear_cross_entropy_cuda({.x = x,
+                                               .w = w,
+                                               .targets = targets,
+                                               .chunk_bytes = chunk_bytes,
+                                               .need_dx = need_dx,
+                                               .dw = need_dw ? dw : at::Tensor()});
+  return {loss, dx, dw};
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> linear_cross_entropy_cuda(const LinearCrossEntropyArgs& args) {
+  const auto& [x, w, targets, chunk_bytes, gradient, need_dx, given_dw, adds_to_dw] = args;
   TORCH_CHECK(is_gpu_dtype(x.scalar_type()), "linear_cross_entropy: expected x in float32, ",
               "bfloat16 or float16, got ", x.scalar_type(), "; convert it first");
   const c10::cuda::CUDAGuard guard(x.device());
@@ -31,11 +47,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_cross_entropy_forward_cuda
   const at::Tensor targets_M = targets.contiguous().view({-1});
   const std::int64_t m = x_MK.size(0);
   const at::Tensor losses = empty_on(x.device(), {m}, at::kFloat);
-  at::Tensor dx = need_dx ? empty_on(x.device(), {m, k}, x.scalar_type())
-                          : empty_on(x.device(), {0}, x.scalar_type());
-  at::Tensor dw = need_dw && m == 0 ? at::zeros_like(w)
-                  : need_dw         ? empty_on(x.device(), w.sizes(), w.scalar_type())
-                                    : empty_on(x.device(), {0}, w.scalar_type());
+  const at::Tensor dx = empty_on(
+      x.device(), need_dx ? at::IntArrayRef({m, k}) : at::IntArrayRef({0}), x.scalar_type());
+  at::Tensor dw = given_dw;
+  if (dw.defined() && m == 0 && !adds_to_dw) dw.zero_();
   const std::int64_t chunk =
       tokens_of(chunk_bytes, std::max<std::int64_t>(vocabulary * x.element_size(), 1));
   for (std::int64_t begin = 0; begin < m; begin += chunk) {
@@ -47,8 +62,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_cross_entropy_forward_cuda
                         .target = targets_M.const_data_ptr<std::int64_t>() + begin,
                         .rows = tokens,
                         .columns = vocabulary,
-                        .gradient_scale = 1.0f / static_cast<float>(m),
-                        .writes_gradient = need_dx || need_dw,
+                        .gradient_scale = static_cast<float>(gradient) / static_cast<float>(m),
+                        .writes_gradient = need_dx || dw.defined(),
                         .loss = losses.mutable_data_ptr<float>() + begin},
                        c10::cuda::getCurrentCUDAStream(x.device().index()).stream());
     C10_CUDA_KERNEL_LAUNCH_CHECK();
@@ -56,16 +71,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_cross_entropy_forward_cuda
       at::Tensor dx_chunk = dx.narrow(0, begin, tokens);
       at::mm_out(dx_chunk, logits, w);
     }
-    if (need_dw && begin == 0) {
+    if (!dw.defined()) continue;
+    if (begin == 0 && !adds_to_dw) {
       at::mm_out(dw, logits.t(), x_chunk);
-    } else if (need_dw) {
+    } else {
       dw.addmm_(logits.t(), x_chunk);
     }
   }
-  return {losses.mean(), need_dx ? dx.view(x.sizes()) : dx, dw};
+  return {losses.mean(), need_dx ? dx.view(x.sizes()) : dx};
 }
-
-}  // namespace
 
 TORCH_LIBRARY_IMPL(octavo, CUDA, m) {
   m.impl("linear_cross_entropy_forward", &linear_cross_entropy_forward_cuda);

@@ -77,7 +77,7 @@ double number(const std::string& text, const std::filesystem::path& path) {
 std::string run_of(const TrainConfig& config) {
   nlohmann::ordered_json run = nlohmann::ordered_json::parse(to_json(config));
   for (const char* key : {"run_dir", "resume", "resume_step", "log_every", "checkpoint_every",
-                          "keep_checkpoints", "threads", "gemm_tuning", "plan"}) {
+                          "keep_checkpoints", "threads", "gemm_tuning", "plan", "cuda_graph"}) {
     TORCH_CHECK(run.erase(key) == 1, "baseline: no key '", key, "' in the configuration");
   }
   run["train_data"] = std::filesystem::path(config.train_data).filename().string();

@@ -221,7 +221,14 @@ CheckpointState load_checkpoint(const fs::path& path) {
   return state;
 }
 
-std::map<std::int64_t, fs::path> checkpoints_of(const fs::path& run_dir) {
+std::string steps_text(const Checkpoints& checkpoints) {
+  std::string text;
+  for (const auto& [step, path] : checkpoints)
+    text += (text.empty() ? "" : ", ") + std::to_string(step);
+  return text;
+}
+
+Checkpoints checkpoints_of(const fs::path& run_dir) {
   return list_checkpoints(checkpoints_folder(run_dir));
 }
 

@@ -42,9 +42,15 @@ CheckpointState load_checkpoint(const std::filesystem::path& path);
 /// As load_checkpoint, without the optimiser's tensors and RNG: for eval, generate and inspect.
 CheckpointState load_checkpoint_model(const std::filesystem::path& path);
 
+/// Folders of checkpoints by step.
+using Checkpoints = std::map<std::int64_t, std::filesystem::path>;
+
+/// Their steps: "2, 4, 6".
+std::string steps_text(const Checkpoints& checkpoints);
+
 /// The folders of run_dir's checkpoints by step. A damaged one is among them: reading it says what
 /// is wrong. Errors: run_dir/checkpoints that cannot be listed.
-std::map<std::int64_t, std::filesystem::path> checkpoints_of(const std::filesystem::path& run_dir);
+Checkpoints checkpoints_of(const std::filesystem::path& run_dir);
 
 /// The newest of them, if there is one.
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& run_dir);

@@ -290,8 +290,14 @@ std::vector<ConfigKey> make_keys() {
       anything<std::vector<std::string>>());
   add("allow_unmatched_filters", FIELD(allow_unmatched_filters),
       "a filter that matches no linear is no error", anything<bool>());
-  add("activation_checkpointing", FIELD(activation_checkpointing),
-      "recompute each block in backward: less memory, more time", anything<bool>());
+  using Checkpointings = std::vector<std::pair<std::string, models::ActivationCheckpointing>>;
+  add_words(
+      "activation_checkpointing", FIELD(activation_checkpointing),
+      "what backward recomputes, for less memory and more time: none, selective (feed-forward "
+      "networks and experts) or block (everything)",
+      Checkpointings{{"none", models::ActivationCheckpointing::kNone},
+                     {"selective", models::ActivationCheckpointing::kSelective},
+                     {"block", models::ActivationCheckpointing::kBlocks}});
   add("dtype", FIELD(dtype), "parameters and activations: float32 or bfloat16",
       one_of({"float32", "bfloat16"}));
   add("master_weights", FIELD(master_weights),
@@ -306,6 +312,18 @@ std::vector<ConfigKey> make_keys() {
       anything<bool>());
   add("device", FIELD(device), "where to train: cpu, or cuda in a build of the preset cuda",
       one_of({"cpu", "cuda"}));
+  add("gradients_in_place", FIELD(gradients_in_place),
+      "on a GPU the head, the embedding and plain linears add their gradients in place instead of "
+      "through autograd (not measured yet)",
+      anything<bool>());
+  add("deterministic", FIELD(deterministic),
+      "attention's and other backwards of LibTorch give the same bits each time, more slowly on a "
+      "GPU; on the CPU they always do",
+      anything<bool>());
+  add("cuda_graph", FIELD(cuda_graph),
+      "queue a whole step as one CUDA graph: the host's time for each kernel goes away",
+      Rule<bool>{"false where device is cpu",
+                 [](bool v, const TrainConfig& c) { return !v || c.device != "cpu"; }});
   add("gemm_tuning", FIELD(gemm_tuning),
       "how cuBLASLt's algorithms are chosen: measure, heuristic (its first proposal), or as "
       "OCTAVO_GEMM_TUNING says (auto)",

@@ -122,6 +122,19 @@ Memory memory_of([[maybe_unused]] c10::Device device) {
   return process_memory();
 }
 
+void forget_peak_memory([[maybe_unused]] c10::Device device) {
+#if OCTAVO_WITH_CUDA
+  if (device.is_cuda()) c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
+#endif
+}
+
+void release_unused_memory([[maybe_unused]] c10::Device device) {
+#if OCTAVO_WITH_CUDA
+  if (device.is_cuda()) c10::cuda::CUDACachingAllocator::emptyCache();
+#endif
+  forget_peak_memory(device);
+}
+
 std::string progress_line(const Progress& p) {
   const std::string mfu = p.mfu ? format("%.1f%%", *p.mfu * 100.0) : "n/a";
   const int width = static_cast<int>(std::to_string(p.steps).size());

@@ -14,7 +14,7 @@ namespace octavo::train {
 
 /// A file of JSON values, one a line, appended and flushed line by line: what has been written
 /// survives the process. Each line of a run's metrics.jsonl has "event" and "step":
-///   start, resume  recipe, flavour, fast_accumulation, threads, config
+///   start, resume  recipe, flavour, fast_accumulation, threads, memory (MemoryLedger), config
 ///   train          loss, gradient_norm, lr, seconds, tokens_per_second, memory (bytes in use);
 ///   with experts also aux_loss
 ///                  (added to loss for the gradients) and expert_load (tokens of the busiest expert
@@ -64,6 +64,11 @@ Memory process_memory();
 /// What a run on `device` is short of: on a GPU the bytes of all tensors there (LibTorch's
 /// allocator, as torch.cuda.memory_allocated() and max_memory_allocated()), else process_memory().
 Memory memory_of(c10::Device device);
+
+/// Forgets a GPU's peak. A process's stays.
+void forget_peak_memory(c10::Device device);
+/// The same, and the memory that no tensor uses goes back to the GPU.
+void release_unused_memory(c10::Device device);
 
 /// What one progress line shows.
 struct Progress {

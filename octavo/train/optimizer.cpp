@@ -1,6 +1,7 @@
 #include "octavo/train/optimizer.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/TensorBody.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -9,6 +10,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
@@ -121,8 +123,12 @@ AdamW::AdamW(const NamedTensors& parameters, const Options& options) : options_(
   one_ = at::ones({}, scalar.dtype(at::kFloat));
 }
 
-void AdamW::step(double lr, const at::Tensor& clip) {
+void AdamW::set_learning_rate(double lr) { lr_.fill_(lr); }
+
+void AdamW::step(const at::Tensor& given) {
+  RECORD_FUNCTION("octavo::adamw", std::vector<c10::IValue>());
   c10::NoGradGuard no_grad;
+  const at::Tensor& clip = given.defined() ? given : one_;
   std::vector<at::Tensor> steps, gradients;  // alive until their kernels are queued
   std::vector<Launch> launches;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -155,11 +161,10 @@ void AdamW::step(double lr, const at::Tensor& clip) {
     steps.push_back(slot.step);
   }
   if (steps.empty()) return;
-  at::_foreach_add_(steps, 1);
-  lr_.fill_(lr);
+  at::_foreach_add_(steps, clip.eq(clip).to(at::kFloat));  // 0 where it is NaN
   const kernels::AdamwOptions options{
       .beta1 = options_.beta1, .beta2 = options_.beta2, .eps = options_.eps};
-  for (const Launch& launch : launches) run(launch, options, lr_, clip.defined() ? clip : one_);
+  for (const Launch& launch : launches) run(launch, options, lr_, clip);
 }
 
 void AdamW::zero_grad() {

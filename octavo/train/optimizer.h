@@ -37,8 +37,15 @@ class AdamW {
   /// Errors: no parameter that requires a gradient, another dtype, not contiguous, two devices.
   AdamW(const NamedTensors& parameters, const Options& options);
 
-  /// Every gradient counts times `clip` (clip_factor(); undefined: times 1).
-  void step(double lr, const at::Tensor& clip = {});
+  /// What the next steps take. Not part of a captured graph: set it before each replay.
+  void set_learning_rate(double lr);
+  /// Every gradient counts times `clip` (clip_factor(); undefined: times 1). A NaN takes no step:
+  /// parameters, moments, masters and the count of steps stay.
+  void step(const at::Tensor& clip = {});
+  void step(double lr, const at::Tensor& clip = {}) {
+    set_learning_rate(lr);
+    step(clip);
+  }
   /// Gradients become undefined (not zero): backward writes them instead of adding.
   void zero_grad();
 

@@ -1,5 +1,6 @@
 #include "octavo/train/prepare.h"
 
+#include <ATen/Context.h>
 #include <torch/utils.h>
 #include <unistd.h>
 
@@ -76,13 +77,13 @@ PreparedModel prepare_model(const TrainConfig& config) {
   prepared.device = device_named(config.device);
   prepared.architecture = architecture_of(prepared.device);
   prepared.recipe = training_recipe(config);
+  // What has no deterministic form in LibTorch is not used here, so a warning is enough.
+  at::globalContext().setDeterministicAlgorithms(config.deterministic, /*warn_only=*/true);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
   torch::manual_seed(config.seed);
-  // Made on the CPU, so that a seed gives the same weights on every device.
-  prepared.model = models::Llama(config.model, at::dtype(parameter_dtype(config.dtype)));
-  prepared.model->to(prepared.device);
-  if (config.activation_checkpointing) {
-    prepared.model->set_activation_checkpointing(models::ActivationCheckpointing::kBlocks);
-  }
+  prepared.model =
+      models::Llama(config.model, at::dtype(parameter_dtype(config.dtype)).device(prepared.device));
+  prepared.model->set_activation_checkpointing(config.activation_checkpointing);
   if (prepared.recipe) {
     nn::ConvertOptions options{.recipe = *prepared.recipe};
     options.filter_fqns = config.filter_fqns;

@@ -117,7 +117,8 @@ std::vector<std::string> resume_differences(const TrainConfig& checkpoint,
                                                   "validation_batches",
                                                   "checkpoint_every",
                                                   "keep_checkpoints",
-                                                  "eval_recipe"};
+                                                  "eval_recipe",
+                                                  "cuda_graph"};
   std::vector<std::string> lines;
   for (const ConfigKey& key : config_keys()) {
     if (kHarmless.contains(key.name)) continue;

@@ -58,7 +58,8 @@ class Trainer {
   ~Trainer();
 
   /// Trains to config.steps, validates, saves, writes summary.json.
-  /// A loss or gradient norm that is not finite is an error that names the step and what to do;
+  /// A loss or gradient norm that is not finite is an error that names the step and what to do
+  /// (on a GPU, where figures are read every log_every steps, it can come that much later);
   /// the parameters are those before that step, earlier checkpoints and metrics stay. Parameters
   /// whose norm is not finite are an error too where they would be saved, and are not. So is a
   /// validation loss that is not finite, after its line in the metrics; at the end of the run the

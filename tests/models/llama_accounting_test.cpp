@@ -57,6 +57,11 @@ TEST(LlamaAccounting, ParametersAreThoseOfTheModel) {
 TEST(LlamaAccounting, PublishedCounts) {
   EXPECT_EQ(parameter_count(llama_preset("llama3-8b")).total(), 8030261248);
   EXPECT_EQ(parameter_count(llama_preset("llama3-1b")).total(), 1235814400);
+  // Qwen's own counts less the biases of q, k and v, which these have not.
+  EXPECT_EQ(parameter_count(llama_preset("qwen2.5-1.5b")).total(),
+            1543714304 - 28 * (1536 + 2 * 256));
+  EXPECT_EQ(parameter_count(llama_preset("qwen2.5-7b")).total(),
+            7615616512 - 28 * (3584 + 2 * 512));
   // DeepSeek's own figures: 16.4B in all, 2.8B of them active.
   const ParameterCount deepseek = parameter_count(llama_preset("deepseek-moe-16b"));
   EXPECT_NEAR(double(deepseek.total()), 16.4e9, 0.05e9);

@@ -73,14 +73,19 @@ Outcome train(Llama& model, int steps) {
 TEST(LlamaCheckpointing, HasThePlainModelsBits) {
   for (const Head head : {Head::kOwn, Head::kTied}) {
     for (const std::string recipe : {"", "rowwise", "mxfp8"}) {
-      Llama plain = make_model(head, recipe), checkpointed = make_model(head, recipe);
-      checkpointed->set_activation_checkpointing(ActivationCheckpointing::kBlocks);
-      const Outcome expected = train(plain, 3), got = train(checkpointed, 3);
-      EXPECT_EQ(got.losses, expected.losses) << recipe;
-      ASSERT_EQ(got.gradients.size(), expected.gradients.size());
-      for (std::size_t i = 0; i < got.gradients.size(); ++i) {
-        EXPECT_TRUE(at::equal(got.gradients[i].second, expected.gradients[i].second))
-            << recipe << " " << got.gradients[i].first;
+      Llama plain = make_model(head, recipe);
+      const Outcome expected = train(plain, 3);
+      for (const auto mode :
+           {ActivationCheckpointing::kSelective, ActivationCheckpointing::kBlocks}) {
+        Llama checkpointed = make_model(head, recipe);
+        checkpointed->set_activation_checkpointing(mode);
+        const Outcome got = train(checkpointed, 3);
+        EXPECT_EQ(got.losses, expected.losses) << recipe;
+        ASSERT_EQ(got.gradients.size(), expected.gradients.size());
+        for (std::size_t i = 0; i < got.gradients.size(); ++i) {
+          EXPECT_TRUE(at::equal(got.gradients[i].second, expected.gradients[i].second))
+              << recipe << " " << got.gradients[i].first;
+        }
       }
     }
   }

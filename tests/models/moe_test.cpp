@@ -102,7 +102,9 @@ TEST(MoeLlama, CheckpointingHasThePlainModelsBits) {
   for (const std::string recipe : {"", "rowwise", "mxfp8"}) {
     for (const auto balance : {nn::LoadBalance::kLoss, nn::LoadBalance::kBias}) {
       Llama plain = moe_model(recipe, balance), checkpointed = moe_model(recipe, balance);
-      checkpointed->set_activation_checkpointing(ActivationCheckpointing::kBlocks);
+      checkpointed->set_activation_checkpointing(balance == nn::LoadBalance::kLoss
+                                                     ? ActivationCheckpointing::kSelective
+                                                     : ActivationCheckpointing::kBlocks);
       const MoeRun expected = learn(plain, 3), got = learn(checkpointed, 3);
       EXPECT_EQ(got.losses, expected.losses) << recipe;
       EXPECT_EQ(got.aux_losses, expected.aux_losses) << recipe;
@@ -120,7 +122,8 @@ TEST(MoeLlama, CheckpointingHasThePlainModelsBits) {
 }
 
 TEST(MoeLlama, TokensAreCountedOnceAndOnlyWhereGradientsAreRecorded) {
-  for (const auto mode : {ActivationCheckpointing::kNone, ActivationCheckpointing::kBlocks}) {
+  for (const auto mode : {ActivationCheckpointing::kNone, ActivationCheckpointing::kSelective,
+                          ActivationCheckpointing::kBlocks}) {
     Llama model = moe_model("");
     model->set_activation_checkpointing(mode);
     const at::Tensor tokens = at::zeros({2, 5}, at::kLong);

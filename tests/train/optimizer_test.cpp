@@ -243,9 +243,26 @@ TEST(AdamW, ANonFiniteGradientIsNotMasked) {
     const at::Tensor a = parameter({2}, 1);
     AdamW optimizer({{"a", a}}, kOptions);
     a.mutable_grad() = torch::tensor({2.0f, bad});
-    optimizer.step(1e-2, clip_factor(optimizer.gradient_norm(), 1.0));
-    EXPECT_TRUE(std::isnan(a[1].item<float>())) << bad;
+    optimizer.step(1e-2, torch::tensor(0.5f));
+    EXPECT_FALSE(std::isfinite(a[1].item<float>())) << bad;
+    EXPECT_TRUE(std::isfinite(a[0].item<float>())) << bad;
   }
+}
+
+TEST(AdamW, AClipOfNaNTakesNoStep) {
+  const at::Tensor a = parameter({3, 5}, 1);
+  AdamW optimizer({{"a", a}}, kOptions);
+  a.mutable_grad() = torch::ones({3, 5});
+  optimizer.step(1e-2);
+  std::map<std::string, at::Tensor> before;
+  for (const auto& [name, tensor] : optimizer.state()) before[name] = tensor.clone();
+  const at::Tensor parameter_before = a.detach().clone();
+  optimizer.step(1e-2, torch::tensor(std::nanf("")));
+  EXPECT_TRUE(torch::equal(a.detach(), parameter_before));
+  for (const auto& [name, tensor] : optimizer.state()) {
+    EXPECT_TRUE(torch::equal(tensor, before[name])) << name;
+  }
+  EXPECT_EQ(before.at("a.step").item<float>(), 1.0f);
 }
 
 TEST(AdamW, ZeroGradMakesGradientsUndefined) {

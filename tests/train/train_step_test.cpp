@@ -1,0 +1,127 @@
+#include "octavo/train/train_step.h"
+
+#include <gtest/gtest.h>
+#include <torch/utils.h>
+
+#include <cmath>
+#include <limits>
+
+#include "octavo/train/checkpoint.h"
+#include "tests/error_of.h"
+
+namespace octavo::train {
+namespace {
+
+constexpr AdamW::Options kAdam{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+
+models::Llama small_model(std::int64_t experts = 0) {
+  models::LlamaConfig config = models::llama_preset(experts > 0 ? "debug-moe" : "debug");
+  config.dim = 32;
+  config.hidden = 64;
+  torch::manual_seed(11);
+  return models::Llama(config);
+}
+
+Batch some_batch(std::int64_t micro_batches, std::uint64_t seed) {
+  torch::manual_seed(seed);
+  const at::Tensor windows = torch::randint(256, {micro_batches, 2, 17}, at::kLong);
+  return {windows.narrow(2, 0, 16).contiguous(), windows.narrow(2, 1, 16).contiguous()};
+}
+
+std::vector<at::Tensor> values_of(const models::Llama& model, const AdamW& optimizer) {
+  std::vector<at::Tensor> values;
+  for (const auto& [name, tensor] : module_parameters(*model)) values.push_back(tensor.clone());
+  for (const auto& [name, tensor] : optimizer.state()) values.push_back(tensor.clone());
+  return values;
+}
+
+void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_TRUE(torch::equal(a[i], b[i])) << i;
+  }
+}
+
+TEST(TrainStep, IsTheLoopWrittenOut) {
+  for (const std::int64_t micro_batches : {1, 3}) {
+    const models::Llama model = small_model(), other = small_model();
+    AdamW optimizer(module_parameters(*model), kAdam), by_hand(module_parameters(*other), kAdam);
+    TrainStep step(model, optimizer, {.clip_norm = 0.5});
+    for (int i = 0; i < 3; ++i) {
+      const Batch batch = some_batch(micro_batches, 100 + i);
+      const double lr = 1e-3 * (i + 1);
+      const StepFigures figures = StepFigures::read(step.run(batch, lr));
+
+      by_hand.zero_grad();
+      double loss = 0;
+      for (std::int64_t m = 0; m < micro_batches; ++m) {
+        at::Tensor part = models::Llama(other)->loss(batch.tokens[m], batch.targets[m]);
+        loss += part.item<float>();
+        if (micro_batches > 1) part = part / double(micro_batches);
+        part.backward();
+      }
+      const at::Tensor norm = by_hand.gradient_norm();
+      by_hand.step(lr, clip_factor(norm, 0.5));
+      EXPECT_DOUBLE_EQ(figures.loss, loss / double(micro_batches)) << i;
+      EXPECT_EQ(figures.gradient_norm, double(norm.item<float>())) << i;
+      EXPECT_EQ(figures.aux_loss, 0.0);
+      EXPECT_EQ(figures.expert_load, 0.0);
+      expect_equal(values_of(model, optimizer), values_of(other, by_hand));
+    }
+  }
+}
+
+TEST(TrainStep, ExpertsHaveTheirFiguresAndBiasesMove) {
+  const models::Llama model = small_model(4);
+  AdamW optimizer(module_parameters(*model), kAdam);
+  TrainStep step(model, optimizer, {});
+  const at::Tensor before = model->routers()[0]->expert_bias.clone();
+  const StepFigures figures = StepFigures::read(step.run(some_batch(2, 1), 1e-3));
+  EXPECT_GE(figures.expert_load, 1.0);
+  EXPECT_LE(figures.expert_load, 2.0);  // two of four experts can have all tokens
+  EXPECT_FALSE(torch::equal(model->routers()[0]->expert_bias, before));
+}
+
+// Whatever is not finite: the step and all after it leave everything as it was, until somebody
+// reads the figures.
+TEST(TrainStep, AfterANumberThatIsNotFiniteNothingChanges) {
+  for (const bool infinite : {false, true}) {
+    const models::Llama model = small_model(4);
+    AdamW optimizer(module_parameters(*model), kAdam);
+    TrainStep step(model, optimizer, {});
+    step.run(some_batch(2, 1), 1e-3);
+    at::Tensor weight = model->model->norm->weight;
+    const at::Tensor good = weight.detach().clone();
+    {
+      torch::NoGradGuard no_grad;
+      weight.fill_(infinite ? 3e38 : std::numeric_limits<double>::quiet_NaN());
+    }
+    const auto before = values_of(model, optimizer);
+    const StepFigures bad = StepFigures::read(step.run(some_batch(2, 2), 1e-3));
+    EXPECT_FALSE(std::isfinite(bad.loss) && std::isfinite(bad.gradient_norm));
+    const auto after = values_of(model, optimizer);
+    ASSERT_EQ(before.size(), after.size());
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      EXPECT_TRUE(at::allclose(before[i], after[i], 0, 0, /*equal_nan=*/true)) << i;
+    }
+    {
+      torch::NoGradGuard no_grad;
+      weight.copy_(good);
+    }
+    const auto healed = values_of(model, optimizer);
+    const StepFigures later = StepFigures::read(step.run(some_batch(2, 3), 1e-3));
+    EXPECT_TRUE(std::isfinite(later.loss) && std::isfinite(later.gradient_norm));
+    expect_equal(values_of(model, optimizer), healed);
+  }
+}
+
+TEST(TrainStep, GraphsAreOfGpus) {
+  const models::Llama model = small_model();
+  AdamW optimizer(module_parameters(*model), kAdam);
+  const std::string error =
+      testing::error_of([&] { TrainStep step(model, optimizer, {.cuda_graph = true}); });
+  EXPECT_NE(error.find("cuda_graph: expected a model on a GPU, got cpu"), error.npos) << error;
+}
+
+}  // namespace
+}  // namespace octavo::train

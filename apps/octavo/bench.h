@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-/// What `octavo bench quantize`, `gemm`, `linear` and `moe` measure. Each compares its contenders
-/// in one process, in turns, by medians over rotated operands (timing.h), and says how far from the
-/// floor it is (bench_rates.h). Results are a table on standard output and, where asked for, JSON
-/// with the same figures (bench_report.h).
+/// What `octavo bench quantize`, `gemm`, `linear` and `moe` measure (`step`: bench_step.h). Each
+/// compares its contenders in one process, in turns, by medians over rotated operands (timing.h),
+/// and says how far from the floor it is (bench_rates.h). Results are a table on standard output
+/// and, where asked for, JSON with the same figures (bench_report.h).
 namespace octavo::app {
 
 /// Options every benchmark has.

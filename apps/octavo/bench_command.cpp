@@ -1,6 +1,7 @@
 #include <memory>
 
 #include "apps/octavo/bench.h"
+#include "apps/octavo/bench_step.h"
 #include "apps/octavo/command.h"
 
 namespace octavo::app {
@@ -27,6 +28,47 @@ CLI::App* add_benchmark(CLI::App& command, const char* name, const char* help, c
       ->expected(0, 1);
   sub->callback([options, measure] { measure(*options); });
   return sub;
+}
+
+void add_step_benchmark(CLI::App& command) {
+  const auto options = std::make_shared<BenchStepOptions>();
+  CLI::App* sub = command.add_subcommand(
+      "step", "whole training steps of a preset in BF16 and under each recipe, in one process");
+  add_config_file_option(*sub, options->config);
+  sub->add_option("--recipes", options->recipes,
+                  "recipes beside high_precision, separated by commas outside brackets "
+                  "[tensorwise,rowwise,rowwise_with_gw_hp]")
+      ->type_name("LIST");
+  add_number_option<int>(*sub, "--rounds", options->rounds, 1, 1000, "of all recipes in turn");
+  add_number_option<int>(*sub, "--timed-steps", options->steps, 1, 100000,
+                         "steps timed in a round; medians are printed");
+  add_number_option<int>(*sub, "--warm-up", options->warm_up, 1, 100000,
+                         "steps before them in each round");
+  sub->add_option_function<std::string>(
+         "--micro-batches",
+         [options](const std::string& text) {
+           options->config.settings.push_back(train::setting_from_text("accumulation", text));
+         },
+         "of a step; the trainer's accumulation")
+      ->type_name("INTEGER");
+  sub->add_flag("--breakdown", options->breakdown,
+                "a step's time by kind of kernel, and its launches");
+  sub->add_option_function<std::string>(
+         "--json", [options](const std::string& path) { options->json = path; },
+         "write the figures to FILE as JSON; without FILE, print them instead of the table")
+      ->type_name("[FILE]")
+      ->expected(0, 1);
+  std::vector<std::string> keys;
+  for (const train::ConfigKey& key : train::config_keys()) {
+    const bool sizes = key.group == "Model" || key.group == "Mixture of experts";
+    if (sizes || (key.group == "Precision" && key.name != "recipe") || key.name == "batch" ||
+        key.name == "sequence" || key.name == "lr" || key.name == "clip_norm" ||
+        key.name == "threads") {
+      keys.push_back(key.name);
+    }
+  }
+  add_config_options(*sub, options->config, keys);
+  sub->callback([options] { bench_step(*options); });
 }
 
 }  // namespace
@@ -68,6 +110,7 @@ void add_bench_command(CLI::App& app) {
   moe->add_flag("--even", options->even_groups, "groups of equal size instead of uneven ones");
   moe->add_flag("--breakdown", options->breakdown,
                 "list the kernels of one step (on the CPU: operators), their times and launches");
+  add_step_benchmark(*command);
 }
 
 }  // namespace octavo::app

@@ -67,8 +67,9 @@ std::string BenchReport::text_of(const std::vector<nlohmann::ordered_json>& cell
   for (std::size_t i = 0; i < cells.size(); ++i) {
     const BenchColumn& column = columns_[i];
     const bool text = column.decimals == BenchColumn::kText;
-    std::string cell =
-        text ? cells[i].get<std::string>() : fixed(cells[i].get<double>(), column.decimals);
+    std::string cell = cells[i].is_null() ? "n/a"
+                       : text             ? cells[i].get<std::string>()
+                                          : fixed(cells[i].get<double>(), column.decimals);
     const std::size_t width = static_cast<std::size_t>(column.width);
     const std::string padding(width - std::min(width, cell.size()), ' ');
     line += (i ? "  " : "") + (text ? cell + padding : padding + cell);

@@ -35,7 +35,7 @@ class BenchReport {
   /// A line above the table.
   void line(const std::string& text) const;
 
-  /// One line, a cell for each column.
+  /// One line, a cell for each column; null is "n/a".
   void row(const std::vector<nlohmann::ordered_json>& cells);
   /// A line of the first cells alone that says why there are no others.
   void skipped(const std::vector<nlohmann::ordered_json>& cells, const std::string& reason);

@@ -76,6 +76,49 @@ def test_bench_gemm_prints_json():
         assert row["floor_milliseconds"] == pytest.approx(floor)
 
 
+def bench_step(*arguments, preset="debug"):
+    tiny = ("--batch", 1, "--sequence", 16, "--rounds", 1, "--timed-steps", 1, "--warm-up", 1, "--threads", 1)
+    return run("bench", "step", "--preset", preset, *tiny, *arguments)
+
+
+def test_bench_step_prints_json():
+    report = json.loads(good(bench_step("--recipes", "rowwise,blockwise", "--micro-batches", 2, "--json")).out)
+    assert report["model"]["preset"] == "debug" and report["tokens_per_step"] == 2 * 16
+    assert report["config"]["dtype"] == "bfloat16"
+    assert [row["recipe"] for row in report["results"]] == ["high_precision", "rowwise", "blockwise"]
+    base = report["results"][0]["milliseconds"]
+    for row in report["results"]:
+        assert row["tokens_per_second"] == pytest.approx(2 * 16e3 / row["milliseconds"])
+        assert row["high_precision_ratio"] == pytest.approx(base / row["milliseconds"])
+        assert row["of_floor"] == pytest.approx(row["floor_milliseconds"] / row["milliseconds"])
+        assert row["mfu_bf16_peak"] is None and row["mfu_mixed_peak"] is None  # of a CPU nobody says
+    floors = [row["floor_milliseconds"] for row in report["results"]]
+    assert floors[0] != floors[1] == floors[2]  # both FP8 recipes write two layouts of each operand
+
+
+def test_bench_step_breaks_a_step_down():
+    report = json.loads(good(bench_step("--recipes", "rowwise", "--breakdown", "--json")).out)
+    kinds = ["products", "quantisation", "attention", "producers", "optimiser", "rest", "idle"]
+    for row in report["results"]:
+        assert sum(row[kind] for kind in kinds) == pytest.approx(1, abs=0.02), row
+        assert row["products"] > 0 and row["attention"] > 0 and row["optimiser"] > 0
+        kernels = report["kernels"][row["recipe"]]
+        assert row["launches"] == sum(kernel["launches"] for kernel in kernels)
+        calls = {kernel["name"]: kernel["launches"] for kernel in kernels}
+        assert calls["octavo::adamw"] == 1
+        fp8 = [name for name in calls if name.startswith("octavo::float8_")]
+        assert bool(fp8) == (row is not report["results"][0]), calls
+
+
+def test_bench_step_says_what_a_model_cannot_take():
+    done = good(bench_step("--recipes", "tensorwise", preset="debug-moe"))
+    line = next(line for line in done.out.splitlines() if line.startswith("tensorwise"))
+    assert "skipped" in line and "rowwise" in line
+    user_error(bench_step("--recipes", "rowise"), "rowise", "rowwise")
+    user_error(bench_step("--layers", 0), "layers")
+    user_error(bench_step("--cuda-graph"), "cuda_graph", "false where device is cpu")
+
+
 def test_bench_linear_prints_json():
     report = report_of("linear", "--recipes", "rowwise, tensorwise(flavour=fnuz,fast_accumulation=all)")
     fnuz = "tensorwise(flavour=fnuz,fast_accumulation=all)"

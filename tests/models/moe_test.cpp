@@ -162,6 +162,7 @@ TEST(MoeLlama, BothBalancesEvenOutTheLoad) {
     const at::Tensor x = torch::randn({1, 256, 8});
     {
       torch::NoGradGuard no_grad;
+      for (at::Tensor& weight : moe->parameters()) weight.uniform_(-0.35, 0.35);
       x.select(-1, 0).fill_(1.0);
       moe->router->gate->weight.select(1, 0).copy_(at::tensor({2.0f, 0.0f, 0.0f, 0.0f}));
     }

@@ -194,7 +194,9 @@ def test_every_gradient(results):
     # The same roundings as the logits', forwards and backwards.
     errors = {name: relative_error(got[f"gradients.{name}"], expected["gradients"][name])
               for name in names}
-    assert all(error <= 4e-6 for error in errors.values()), errors
+    # What all keys have in common moves no attention but for RoPE: the sums of k's bias cancel.
+    bounds = {name: 4e-5 if name.endswith("k_proj.bias") else 4e-6 for name in names}
+    assert all(error <= bounds[name] for name, error in errors.items()), errors
 
 
 def test_ten_losses(results):

@@ -1,11 +1,11 @@
 #include "octavo/ops/float8_experts.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include "octavo/gemm/scaled_grouped_mm.h"
+#include "octavo/ops/find_operator.h"
 #include "octavo/ops/float8_experts_ops.h"
 #include "octavo/ops/float8_grouped_linear_ops.h"
 #include "octavo/ops/names.h"
@@ -15,11 +15,6 @@
 
 namespace octavo::ops {
 namespace {
-
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> find_experts(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 constexpr const char* kExpertsScaleNames[2] = {"w_gate_up_scale", "w_down_scale"};
 
@@ -201,7 +196,7 @@ at::Tensor call_float8_experts(const at::Tensor& x, const at::Tensor& w_gate_up,
                                const at::Tensor& w_down, const at::Tensor& offs,
                                std::string_view recipe, std::string_view keep_weight_transposed,
                                bool fuse) {
-  static const auto op = find_experts<decltype(call_float8_experts)>("octavo::float8_experts");
+  static const auto op = find_operator<decltype(call_float8_experts)>("octavo::float8_experts");
   return op.call(x, w_gate_up, w_down, offs, recipe, keep_weight_transposed, fuse);
 }
 
@@ -211,7 +206,7 @@ ExpertsForwardResult call_float8_experts_forward(const at::Tensor& x, const at::
                                                  bool need_dw, bool keep_weight_transposed,
                                                  bool fuse) {
   static const auto op =
-      find_experts<decltype(call_float8_experts_forward)>("octavo::float8_experts_forward");
+      find_operator<decltype(call_float8_experts_forward)>("octavo::float8_experts_forward");
   return op.call(x, w_gate_up, w_down, offs, recipe, need_dx, need_dw, keep_weight_transposed,
                  fuse);
 }
@@ -224,7 +219,7 @@ ExpertsBackwardResult call_float8_experts_backward(
     const std::optional<at::Tensor>& w_down_scale, const at::Tensor& offs, std::string_view recipe,
     bool need_dx, at::ScalarType dw_dtype, bool fuse) {
   static const auto op =
-      find_experts<decltype(call_float8_experts_backward)>("octavo::float8_experts_backward");
+      find_operator<decltype(call_float8_experts_backward)>("octavo::float8_experts_backward");
   return op.call(dy, gate_up, x, x_scale, h, h_scale, w_gate_up, w_gate_up_scale, w_down,
                  w_down_scale, offs, recipe, need_dx, dw_dtype, fuse);
 }

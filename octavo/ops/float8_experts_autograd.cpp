@@ -10,6 +10,7 @@
 #include "octavo/ops/float8_grouped_linear_ops.h"
 #include "octavo/ops/meta.h"
 #include "octavo/ops/names.h"
+#include "octavo/ops/recorded.h"
 #include "octavo/quantize/quantize_grouped.h"
 
 namespace octavo::ops {
@@ -52,27 +53,15 @@ class Float8Experts : public torch::autograd::Function<Float8Experts> {
     torch::autograd::variable_list saved = {made[kExpertsGateUp], saved_x, x_scale, saved_h,
                                             h_scale};
     for (std::size_t i = 0; i < 2; ++i) {
-      const QuantizedLayouts* const cached = given.weights[i];
-      if (cached && cached->transposed.defined()) {
-        saved.insert(saved.end(), {cached->transposed, cached->transposed_scale});
-      } else if (keep && (need_dx || i == 1)) {
-        saved.insert(saved.end(),
-                     {made[kExpertsWeights + 2 * i], made[kExpertsWeights + 2 * i + 1]});
-      } else {
-        saved.insert(saved.end(), {w[i], at::Tensor()});
-      }
+      save_weight(saved, w[i], given.weights[i], keep && (need_dx || i == 1),
+                  made[kExpertsWeights + 2 * i], made[kExpertsWeights + 2 * i + 1]);
     }
     saved.push_back(offs);
     ctx->save_for_backward(saved);
     ctx->saved_data["recipe"] = recipe;
     ctx->saved_data["fuse"] = fuse;
     ctx->saved_data["dw_dtype"] = static_cast<std::int64_t>(w_down.scalar_type());
-    // Not save_for_backward: that is for tensors nobody writes to between the passes.
-    for (std::size_t i = 0; i < 2; ++i) {
-      if (given.accumulate_into[i].defined()) {
-        ctx->saved_data["accumulate_into" + std::to_string(i)] = given.accumulate_into[i];
-      }
-    }
+    for (std::size_t i = 0; i < 2; ++i) keep_accumulate_into(*ctx, i, given.accumulate_into[i]);
     return std::get<0>(result);
   }
 
@@ -85,23 +74,19 @@ class Float8Experts : public torch::autograd::Function<Float8Experts> {
     const bool fuse = ctx->saved_data["fuse"].toBool();
     const auto dw_dtype = static_cast<at::ScalarType>(ctx->saved_data["dw_dtype"].toInt());
     const auto given = [](bool need, const at::Tensor& tensor) {
-      return need && tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+      return need ? if_defined(tensor) : std::nullopt;
     };
     std::array<at::Tensor, 2> into;
     bool accumulates = false;
-    for (std::size_t i = 0; i < 2; ++i) {
-      const auto found = ctx->saved_data.find("accumulate_into" + std::to_string(i));
-      if (!need_dw || found == ctx->saved_data.end()) continue;
-      into[i] = found->second.toTensor();
-      accumulates = true;
+    for (std::size_t i = 0; need_dw && i < 2; ++i) {
+      into[i] = kept_accumulate_into(*ctx, i);
+      accumulates = accumulates || into[i].defined();
     }
     ExpertsBackwardResult result;
     {
       at::AutoDispatchBelowADInplaceOrView guard;
       if (accumulates) {
-        TORCH_CHECK(!at::GradMode::is_enabled(),
-                    "float8_experts: accumulate_into has no second derivative; call backward() "
-                    "without create_graph");
+        refuse_create_graph("float8_experts");
         result = float8_experts_backward_kernel(
             {.dy = grads[0],
              .gate_up = saved[0],
@@ -123,8 +108,7 @@ class Float8Experts : public torch::autograd::Function<Float8Experts> {
     const auto wanted = [&](std::size_t input, const at::Tensor& gradient) {
       if (!ctx->needs_input_grad(input)) return at::Tensor();
       if (input > 0 && into[input - 1].defined()) return at::Tensor();
-      return at::GradMode::is_enabled() ? without_derivative("float8_experts' backward", gradient)
-                                        : gradient;
+      return first_derivative("float8_experts", gradient);
     };
     return {wanted(0, std::get<0>(result)),
             wanted(1, std::get<1>(result)),
@@ -139,11 +123,11 @@ class Float8Experts : public torch::autograd::Function<Float8Experts> {
 
 bool keeps_both_weights(const at::Tensor& x, const at::Tensor& w_gate_up, std::string_view word) {
   const KeepWeightTransposed keep = parse_keep("keep_weight_transposed", word);
-  if (keep != KeepWeightTransposed::kAuto) return keep == KeepWeightTransposed::kOn;
-  if (x.dim() != 2 || w_gate_up.dim() != 3) return true;  // _forward refuses them
-  const std::optional<std::int64_t> rows = x.sym_size(0).maybe_as_int();
-  const std::optional<std::int64_t> features = w_gate_up.sym_size(1).maybe_as_int();
-  return !rows || !features || 2 * *rows >= *features;
+  if (x.dim() != 2 || w_gate_up.dim() != 3) {
+    return keeps_transposed(keep, {}, {});  // _forward refuses them
+  }
+  const c10::SymInt rows = 2 * x.sym_size(0);  // gate_up stacks two weights
+  return keeps_transposed(keep, rows.maybe_as_int(), w_gate_up.sym_size(1).maybe_as_int());
 }
 
 at::Tensor experts_autograd(const at::Tensor& x, const at::Tensor& w_gate_up,
@@ -300,14 +284,7 @@ at::Tensor float8_experts_recorded(const at::Tensor& x, const std::array<at::Ten
               "float8_experts: weights and accumulate_into are for calls whose graph is recorded "
               "without autocast; leave them out otherwise");
   for (std::size_t i = 0; i < 2; ++i) {
-    const at::Tensor& into = options.accumulate_into[i];
-    TORCH_CHECK(
-        !into.defined() || (w[i].requires_grad() && into.sizes() == w[i].sizes() &&
-                            into.scalar_type() == w[i].scalar_type() && into.is_contiguous() &&
-                            into.device() == w[i].device()),
-        "float8_experts: accumulate_into: expected the gradient of a weight that requires one, a "
-        "contiguous ",
-        w[i].scalar_type(), " ", w[i].sizes(), "; leave it undefined for others");
+    check_accumulate_into("float8_experts", options.accumulate_into[i], w[i]);
   }
   return Float8Experts::apply(
       x, w[0], w[1], offs, recipe,

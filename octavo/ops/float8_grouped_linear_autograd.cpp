@@ -7,13 +7,10 @@
 #include "octavo/ops/below.h"
 #include "octavo/ops/float8_grouped_linear_ops.h"
 #include "octavo/ops/names.h"
+#include "octavo/ops/recorded.h"
 
 namespace octavo::ops {
 namespace {
-
-std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
-  return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
-}
 
 // What the caller gives besides the operands; undefined where it does not. Nothing of it is
 // differentiable.
@@ -39,7 +36,7 @@ class Float8GroupedLinear : public torch::autograd::Function<Float8GroupedLinear
     }
     auto& [y, x_bytes, x_scale, w_bytes, w_scale] = result;
     // Undefined: not wanted. Without a scale: high precision.
-    at::Tensor saved_x, saved_x_scale, saved_w, saved_w_scale;
+    at::Tensor saved_x, saved_x_scale;
     if (need_dw) {
       if (resolve_experts_for(recipe, x.device()).dw.high_precision()) {
         saved_x = x;
@@ -48,24 +45,17 @@ class Float8GroupedLinear : public torch::autograd::Function<Float8GroupedLinear
         saved_x_scale = x_scale;
       }
     }
+    torch::autograd::variable_list saved = {saved_x, saved_x_scale};
     if (need_dx) {
-      if (transposed_given) {
-        saved_w = given.weight.transposed;
-        saved_w_scale = given.weight.transposed_scale;
-      } else if (keep_weight_transposed) {
-        saved_w = w_bytes;
-        saved_w_scale = w_scale;
-      } else {
-        saved_w = w;
-      }
+      save_weight(saved, w, &given.weight, keep_weight_transposed, w_bytes, w_scale);
+    } else {
+      saved.insert(saved.end(), {at::Tensor(), at::Tensor()});
     }
-    ctx->save_for_backward({saved_x, saved_x_scale, saved_w, saved_w_scale, offs});
+    saved.push_back(offs);
+    ctx->save_for_backward(saved);
     ctx->saved_data["recipe"] = recipe;
     ctx->saved_data["dw_dtype"] = static_cast<std::int64_t>(w.scalar_type());
-    // Not save_for_backward: that is for tensors nobody writes to between the passes.
-    if (given.accumulate_into.defined()) {
-      ctx->saved_data["accumulate_into"] = given.accumulate_into;
-    }
+    keep_accumulate_into(*ctx, 0, given.accumulate_into);
     return y;
   }
 
@@ -77,7 +67,7 @@ class Float8GroupedLinear : public torch::autograd::Function<Float8GroupedLinear
     const auto given = [](bool need, const at::Tensor& tensor) {
       return need ? if_defined(tensor) : std::nullopt;
     };
-    const bool accumulates = need_dw && ctx->saved_data.count("accumulate_into") != 0;
+    const at::Tensor into = need_dw ? kept_accumulate_into(*ctx, 0) : at::Tensor();
     const auto run = [&](const auto& operation, const auto&... more) {
       at::AutoDispatchBelowADInplaceOrView guard;
       return operation(grads[0], given(need_dw, saved[0]), given(need_dw, saved[1]),
@@ -86,24 +76,17 @@ class Float8GroupedLinear : public torch::autograd::Function<Float8GroupedLinear
                        static_cast<at::ScalarType>(ctx->saved_data["dw_dtype"].toInt()), more...);
     };
     GroupedBackwardResult result;
-    if (accumulates) {
-      TORCH_CHECK(
-          !at::GradMode::is_enabled(),
-          "float8_grouped_linear: accumulate_into has no second derivative; call backward() "
-          "without create_graph");
-      result = run(float8_grouped_linear_backward_kernel,
-                   std::optional(ctx->saved_data["accumulate_into"].toTensor()));
+    if (into.defined()) {
+      refuse_create_graph("float8_grouped_linear");
+      result = run(float8_grouped_linear_backward_kernel, std::optional(into));
     } else {
       result = run(call_float8_grouped_linear_backward);
     }
     const auto wanted = [](bool need, const at::Tensor& gradient) {
-      if (!need) return at::Tensor();
-      return at::GradMode::is_enabled()
-                 ? without_derivative("float8_grouped_linear's backward", gradient)
-                 : gradient;
+      return need ? first_derivative("float8_grouped_linear", gradient) : at::Tensor();
     };
     return {wanted(need_dx, std::get<0>(result)),
-            wanted(need_dw && !accumulates, std::get<1>(result)),
+            wanted(need_dw && !into.defined(), std::get<1>(result)),
             at::Tensor(),
             at::Tensor(),
             at::Tensor(),
@@ -114,11 +97,8 @@ class Float8GroupedLinear : public torch::autograd::Function<Float8GroupedLinear
 // Whether w's transposed layout is kept: as float8_linear, M >= N, all experts' tokens counted.
 bool keeps_expert_weights(const at::Tensor& x, const at::Tensor& w, std::string_view word) {
   const KeepWeightTransposed keep = parse_keep("keep_weight_transposed", word);
-  if (keep != KeepWeightTransposed::kAuto) return keep == KeepWeightTransposed::kOn;
-  if (x.dim() != 2 || w.dim() != 3) return true;  // _forward refuses them
-  const std::optional<std::int64_t> rows = x.sym_size(0).maybe_as_int();
-  const std::optional<std::int64_t> features = w.sym_size(1).maybe_as_int();
-  return !rows || !features || *rows >= *features;
+  if (x.dim() != 2 || w.dim() != 3) return keeps_transposed(keep, {}, {});  // _forward refuses them
+  return keeps_transposed(keep, x.sym_size(0).maybe_as_int(), w.sym_size(1).maybe_as_int());
 }
 
 at::Tensor grouped_linear_autograd(const at::Tensor& x, const at::Tensor& w, const at::Tensor& offs,
@@ -206,21 +186,15 @@ at::Tensor float8_grouped_linear_recorded(const at::Tensor& x, const at::Tensor&
                                           const at::Tensor& offs, const std::string& recipe,
                                           const GroupedLinearOptions& options) {
   refuse_tangents("float8_grouped_linear", {x, w});
-  const at::Tensor& into = options.accumulate_into;
   TORCH_CHECK(
       at::GradMode::is_enabled() && !at::autocast::is_autocast_enabled(x.device().type()),
       "float8_grouped_linear: accumulate_into is for calls whose graph is recorded, without "
       "autocast; leave it out otherwise");
-  TORCH_CHECK(w.requires_grad() && into.sizes() == w.sizes() &&
-                  into.scalar_type() == w.scalar_type() && into.is_contiguous() &&
-                  into.device() == w.device(),
-              "float8_grouped_linear: accumulate_into: expected the gradient of a w that requires "
-              "one, a contiguous ",
-              w.scalar_type(), " ", w.sizes(), "; leave it undefined for others");
+  check_accumulate_into("float8_grouped_linear", options.accumulate_into, w);
   return Float8GroupedLinear::apply(
       x, w, offs, recipe, keeps_expert_weights(x, w, name(options.keep_weight_transposed)),
       GroupedGiven{.weight = options.weight ? *options.weight : QuantizedLayouts{},
-                   .accumulate_into = into});
+                   .accumulate_into = options.accumulate_into});
 }
 
 TORCH_LIBRARY_IMPL(octavo, Autograd, m) {

@@ -1,18 +1,13 @@
 #include "octavo/ops/float8_grouped_linear_ops.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 
 #include "octavo/ops/below.h"
+#include "octavo/ops/find_operator.h"
 #include "octavo/quantize/offsets.h"
 
 namespace octavo::ops {
 namespace {
-
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> find_grouped(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 void check_grouped_dtype(const char* argument, const at::Tensor& tensor) {
   const at::ScalarType dtype = tensor.scalar_type();
@@ -46,7 +41,7 @@ at::Tensor call_float8_grouped_linear(const at::Tensor& x, const at::Tensor& w,
                                       const std::optional<at::Tensor>& w_transposed,
                                       const std::optional<at::Tensor>& w_transposed_scale) {
   static const auto op =
-      find_grouped<decltype(call_float8_grouped_linear)>("octavo::float8_grouped_linear");
+      find_operator<decltype(call_float8_grouped_linear)>("octavo::float8_grouped_linear");
   return op.call(x, w, offs, recipe, keep_weight_transposed, w_rows, w_rows_scale, w_transposed,
                  w_transposed_scale);
 }
@@ -55,7 +50,7 @@ GroupedForwardResult call_float8_grouped_linear_forward(
     const at::Tensor& x, const at::Tensor& w, const at::Tensor& offs, std::string_view recipe,
     bool need_dx, bool need_dw, bool keep_weight_transposed,
     const std::optional<at::Tensor>& w_rows, const std::optional<at::Tensor>& w_rows_scale) {
-  static const auto op = find_grouped<decltype(call_float8_grouped_linear_forward)>(
+  static const auto op = find_operator<decltype(call_float8_grouped_linear_forward)>(
       "octavo::float8_grouped_linear_forward");
   return op.call(x, w, offs, recipe, need_dx, need_dw, keep_weight_transposed, w_rows,
                  w_rows_scale);
@@ -66,7 +61,7 @@ GroupedBackwardResult call_float8_grouped_linear_backward(
     const std::optional<at::Tensor>& x_scale, const std::optional<at::Tensor>& w,
     const std::optional<at::Tensor>& w_scale, const at::Tensor& offs, std::string_view recipe,
     at::ScalarType dw_dtype) {
-  static const auto op = find_grouped<decltype(call_float8_grouped_linear_backward)>(
+  static const auto op = find_operator<decltype(call_float8_grouped_linear_backward)>(
       "octavo::float8_grouped_linear_backward");
   return op.call(dy, x, x_scale, w, w_scale, offs, recipe, dw_dtype);
 }

@@ -1,7 +1,6 @@
 #include "octavo/ops/float8_linear.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -144,14 +143,7 @@ BackwardResult float8_linear_backward_kernel(
                     .fast_accumulation = spec.dw.fast_accumulation,
                     .accumulate_into = accumulate_into});
   } else if (x) {
-    // (N, M) . (M, K), in dy's dtype. On the CPU a sum of its own, with the bits of autograd's.
-    if (accumulate_into && dy.is_cuda() && dy.scalar_type() == dw_dtype) {
-      dw = accumulate_into->addmm_(dy_MN.t(), as_matrix(*x));
-    } else {
-      dw = at::mm(dy_MN.t(), as_matrix(*x));
-      if (dw.scalar_type() != dw_dtype) dw = dw.to(dw_dtype);
-      if (accumulate_into) dw = accumulate_into->add_(dw);
-    }
+    dw = high_precision_dw(dy_MN, *x, dw_dtype, accumulate_into);
   }
 
   at::Tensor dbias = absent(dy, dbias_dtype.value_or(at::kFloat));

@@ -1,23 +1,20 @@
 // Autograd and autocast of float8_linear. The Function calls the _forward and _backward operators
 // through the dispatcher, so tracers see them with everything they exchange.
 #include <ATen/autocast_mode.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "octavo/ops/below.h"
 #include "octavo/ops/float8_linear_ops.h"
+#include "octavo/ops/meta.h"
 #include "octavo/ops/names.h"
+#include "octavo/ops/recorded.h"
 
 namespace octavo::ops {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-std::optional<at::Tensor> optional(const at::Tensor& tensor) {
-  return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
-}
 
 // What the caller gives besides the operands; undefined where it does not. Nothing of it is
 // differentiable.
@@ -38,8 +35,8 @@ class Float8Linear : public torch::autograd::Function<Float8Linear> {
     ForwardResult result;
     {
       at::AutoDispatchBelowADInplaceOrView guard;
-      const auto w_rows = optional(given.weight.rows),
-                 w_rows_scale = optional(given.weight.rows_scale);
+      const auto w_rows = if_defined(given.weight.rows),
+                 w_rows_scale = if_defined(given.weight.rows_scale);
       if (given.input.rows.defined()) {
         result = float8_linear_forward_kernel(
             x, w, bias, recipe, need_dx, need_dw && !given.input.transposed.defined(),
@@ -51,7 +48,7 @@ class Float8Linear : public torch::autograd::Function<Float8Linear> {
     }
     auto& [y, x_bytes, x_scale, w_bytes, w_scale] = result;
     // Undefined: not wanted. Without a scale: high precision.
-    at::Tensor saved_x, saved_x_scale, saved_w, saved_w_scale;
+    at::Tensor saved_x, saved_x_scale;
     if (need_dw) {
       if (resolve_for(recipe, x.device()).dw.high_precision()) {
         saved_x = x;
@@ -63,25 +60,17 @@ class Float8Linear : public torch::autograd::Function<Float8Linear> {
         saved_x_scale = x_scale;
       }
     }
+    variable_list saved = {saved_x, saved_x_scale};
     if (need_dx) {
-      if (transposed_given) {
-        saved_w = given.weight.transposed;
-        saved_w_scale = given.weight.transposed_scale;
-      } else if (keep_weight_transposed) {
-        saved_w = w_bytes;
-        saved_w_scale = w_scale;
-      } else {
-        saved_w = w;
-      }
+      save_weight(saved, w, &given.weight, keep_weight_transposed, w_bytes, w_scale);
+    } else {
+      saved.insert(saved.end(), {at::Tensor(), at::Tensor()});
     }
-    ctx->save_for_backward({saved_x, saved_x_scale, saved_w, saved_w_scale});
+    ctx->save_for_backward(saved);
     ctx->saved_data["recipe"] = recipe;
     ctx->saved_data["dw_dtype"] = static_cast<std::int64_t>(w.scalar_type());
     if (bias) ctx->saved_data["dbias_dtype"] = static_cast<std::int64_t>(bias->scalar_type());
-    // Not save_for_backward: that is for tensors nobody writes to between the passes.
-    if (given.accumulate_into.defined()) {
-      ctx->saved_data["accumulate_into"] = given.accumulate_into;
-    }
+    keep_accumulate_into(*ctx, 0, given.accumulate_into);
     return y;
   }
 
@@ -95,36 +84,31 @@ class Float8Linear : public torch::autograd::Function<Float8Linear> {
     const auto dtype = [&](const char* key) {
       return static_cast<at::ScalarType>(ctx->saved_data[key].toInt());
     };
-    const bool accumulates = need_dw && ctx->saved_data.count("accumulate_into") != 0;
+    const at::Tensor into = need_dw ? kept_accumulate_into(*ctx, 0) : at::Tensor();
     const auto run = [&](const auto& operation, const auto&... more) {
       at::AutoDispatchBelowADInplaceOrView guard;
       return operation(
-          dy, need_dw ? optional(saved[0]) : std::nullopt,
-          need_dw ? optional(saved[1]) : std::nullopt, need_dx ? optional(saved[2]) : std::nullopt,
-          need_dx ? optional(saved[3]) : std::nullopt, ctx->saved_data["recipe"].toStringRef(),
+          dy, need_dw ? if_defined(saved[0]) : std::nullopt,
+          need_dw ? if_defined(saved[1]) : std::nullopt,
+          need_dx ? if_defined(saved[2]) : std::nullopt,
+          need_dx ? if_defined(saved[3]) : std::nullopt, ctx->saved_data["recipe"].toStringRef(),
           dtype("dw_dtype"),
           need_dbias ? std::optional<at::ScalarType>(dtype("dbias_dtype")) : std::nullopt, more...);
     };
     BackwardResult result;
-    if (accumulates) {
-      TORCH_CHECK(
-          !at::GradMode::is_enabled(),
-          "float8_linear: accumulate_into has no second derivative; call backward() without "
-          "create_graph");
-      result = run(float8_linear_backward_kernel,
-                   std::optional(ctx->saved_data["accumulate_into"].toTensor()),
+    if (into.defined()) {
+      refuse_create_graph("float8_linear");
+      result = run(float8_linear_backward_kernel, std::optional(into),
                    /*dx_into=*/std::optional<at::Tensor>());
     } else {
       result = run(call_float8_linear_backward);
     }
     auto& [dx, dw, dbias] = result;
     const auto wanted = [](bool need, const at::Tensor& gradient) {
-      if (!need) return at::Tensor();
-      return at::GradMode::is_enabled() ? without_derivative("float8_linear's backward", gradient)
-                                        : gradient;
+      return need ? first_derivative("float8_linear", gradient) : at::Tensor();
     };
     return {wanted(need_dx, dx),
-            wanted(need_dw && !accumulates, dw),
+            wanted(need_dw && !into.defined(), dw),
             wanted(need_dbias, dbias),
             at::Tensor(),
             at::Tensor(),
@@ -222,13 +206,8 @@ at::Tensor float8_linear_autocast(const at::Tensor& x, const at::Tensor& w,
 }  // namespace
 
 bool keeps_weight_transposed(const at::Tensor& x, const at::Tensor& w, KeepWeightTransposed keep) {
-  if (keep != KeepWeightTransposed::kAuto) return keep == KeepWeightTransposed::kOn;
-  if (x.dim() == 0 || w.dim() == 0) return true;  // _forward refuses them
-  c10::SymInt m = 1;
-  for (std::int64_t i = 0; i + 1 < x.dim(); ++i) m = m * x.sym_size(i);
-  const std::optional<std::int64_t> rows = m.maybe_as_int();
-  const std::optional<std::int64_t> features = w.sym_size(0).maybe_as_int();
-  return !rows || !features || *rows >= *features;
+  if (x.dim() == 0 || w.dim() == 0) return keeps_transposed(keep, {}, {});  // _forward refuses them
+  return keeps_transposed(keep, leading_size(x).maybe_as_int(), w.sym_size(0).maybe_as_int());
 }
 
 at::Tensor float8_linear_recorded(const at::Tensor& x, const at::Tensor& w,
@@ -242,20 +221,15 @@ at::Tensor float8_linear_recorded(const at::Tensor& x, const at::Tensor& w,
   TORCH_CHECK(!at::autocast::is_autocast_enabled(x.device().type()),
               "float8_linear: input and accumulate_into are not for autocast; cast x and switch "
               "autocast off");
-  const at::Tensor& into = options.accumulate_into;
-  TORCH_CHECK(!into.defined() || (w.requires_grad() && into.sizes() == w.sizes() &&
-                                  into.scalar_type() == w.scalar_type() && into.is_contiguous() &&
-                                  into.device() == w.device()),
-              "float8_linear: accumulate_into: expected the gradient of a w that requires one, a "
-              "contiguous ",
-              w.scalar_type(), " ", w.sizes(), "; leave it undefined for others");
+  check_accumulate_into("float8_linear", options.accumulate_into, w);
   const auto given = [](const QuantizedLayouts* layouts) {
     return layouts == nullptr ? QuantizedLayouts{} : *layouts;
   };
-  return Float8Linear::apply(
-      x, w, bias, recipe, keeps_weight_transposed(x, w, options.keep_weight_transposed),
-      Given{
-          .weight = given(options.weight), .input = given(options.input), .accumulate_into = into});
+  return Float8Linear::apply(x, w, bias, recipe,
+                             keeps_weight_transposed(x, w, options.keep_weight_transposed),
+                             Given{.weight = given(options.weight),
+                                   .input = given(options.input),
+                                   .accumulate_into = options.accumulate_into});
 }
 
 TORCH_LIBRARY_IMPL(octavo, Autograd, m) {

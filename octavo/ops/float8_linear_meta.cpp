@@ -14,18 +14,6 @@
 namespace octavo::ops {
 namespace {
 
-c10::SymInt leading_size(const at::Tensor& x) {
-  c10::SymInt rows = 1;
-  for (std::int64_t i = 0; i + 1 < x.dim(); ++i) rows = rows * x.sym_size(i);
-  return rows;
-}
-
-at::Tensor empty_like_with_columns(const at::Tensor& x, const c10::SymInt& columns) {
-  std::vector<c10::SymInt> sizes = x.sym_sizes().vec();
-  sizes.back() = columns;
-  return at::empty_symint(sizes, x.options());
-}
-
 at::Tensor empty_bytes(const at::Tensor& like, const c10::SymInt& rows,
                        const c10::SymInt& columns) {
   return at::empty_symint({rows, columns}, like.options().dtype(at::kByte));

@@ -1,15 +1,10 @@
 #include "octavo/ops/float8_linear_ops.h"
+#include "octavo/ops/find_operator.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 
 namespace octavo::ops {
 namespace {
-
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 bool is_high_precision(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
@@ -45,7 +40,7 @@ at::Tensor call_float8_linear(const at::Tensor& x, const at::Tensor& w,
                               const std::optional<at::Tensor>& w_rows_scale,
                               const std::optional<at::Tensor>& w_transposed,
                               const std::optional<at::Tensor>& w_transposed_scale) {
-  static const auto op = find<decltype(call_float8_linear)>("octavo::float8_linear");
+  static const auto op = find_operator<decltype(call_float8_linear)>("octavo::float8_linear");
   return op.call(x, w, bias, recipe, keep_weight_transposed, w_rows, w_rows_scale, w_transposed,
                  w_transposed_scale);
 }
@@ -57,13 +52,13 @@ ForwardResult call_float8_linear_forward(const at::Tensor& x, const at::Tensor& 
                                          const std::optional<at::Tensor>& w_rows,
                                          const std::optional<at::Tensor>& w_rows_scale) {
   static const auto op =
-      find<decltype(call_float8_linear_forward)>("octavo::float8_linear_forward");
+      find_operator<decltype(call_float8_linear_forward)>("octavo::float8_linear_forward");
   return op.call(x, w, bias, recipe, need_dx, need_dw, keep_weight_transposed, w_rows,
                  w_rows_scale);
 }
 
 QuantizedWeightResult call_quantize_weight(const at::Tensor& w, std::string_view recipe) {
-  static const auto op = find<decltype(call_quantize_weight)>("octavo::quantize_weight");
+  static const auto op = find_operator<decltype(call_quantize_weight)>("octavo::quantize_weight");
   return op.call(w, recipe);
 }
 
@@ -74,7 +69,7 @@ BackwardResult call_float8_linear_backward(const at::Tensor& dy, const std::opti
                                            std::string_view recipe, at::ScalarType dw_dtype,
                                            std::optional<at::ScalarType> dbias_dtype) {
   static const auto op =
-      find<decltype(call_float8_linear_backward)>("octavo::float8_linear_backward");
+      find_operator<decltype(call_float8_linear_backward)>("octavo::float8_linear_backward");
   return op.call(dy, x, x_scale, w, w_scale, recipe, dw_dtype, dbias_dtype);
 }
 

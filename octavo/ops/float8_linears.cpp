@@ -8,16 +8,12 @@
 
 #include "octavo/ops/below.h"
 #include "octavo/ops/float8_linear_ops.h"
-#include "octavo/ops/names.h"
+#include "octavo/ops/recorded.h"
 
 namespace octavo::ops {
 namespace {
 
-std::optional<at::Tensor> unless_undefined(const at::Tensor& tensor) {
-  return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
-}
-
-std::string key_of(const char* what, std::size_t i) { return what + std::to_string(i); }
+std::string dw_dtype_key(std::size_t i) { return "dw_dtype" + std::to_string(i); }
 
 // Saved: x, its scale, then w and its scale of each linear, as Float8Linear saves them.
 class Float8Linears : public torch::autograd::Function<Float8Linears> {
@@ -46,24 +42,16 @@ class Float8Linears : public torch::autograd::Function<Float8Linears> {
       const bool keep = !given.transposed.defined() &&
                         keeps_weight_transposed(x, w, options.keep_weight_transposed);
       auto [y, x_bytes, x_scale, w_bytes, w_scale] = float8_linear_forward_kernel(
-          x, w, std::nullopt, recipe, need_dx, /*need_dw=*/false, keep,
-          unless_undefined(given.rows), unless_undefined(given.rows_scale), x_fp8.rows,
-          x_fp8.rows_scale);
+          x, w, std::nullopt, recipe, need_dx, /*need_dw=*/false, keep, if_defined(given.rows),
+          if_defined(given.rows_scale), x_fp8.rows, x_fp8.rows_scale);
       outputs.push_back(y);
-      if (!need_dx) {
-        saved.insert(saved.end(), {at::Tensor(), at::Tensor()});
-      } else if (given.transposed.defined()) {
-        saved.insert(saved.end(), {given.transposed, given.transposed_scale});
-      } else if (keep) {
-        saved.insert(saved.end(), {w_bytes, w_scale});
+      if (need_dx) {
+        save_weight(saved, w, &given, keep, w_bytes, w_scale);
       } else {
-        saved.insert(saved.end(), {w, at::Tensor()});
+        saved.insert(saved.end(), {at::Tensor(), at::Tensor()});
       }
-      ctx->saved_data[key_of("dw_dtype", i)] = static_cast<std::int64_t>(w.scalar_type());
-      // Not save_for_backward: that is for tensors nobody writes to between the passes.
-      if (options.accumulate_into.defined()) {
-        ctx->saved_data[key_of("accumulate_into", i)] = options.accumulate_into;
-      }
+      ctx->saved_data[dw_dtype_key(i)] = static_cast<std::int64_t>(w.scalar_type());
+      keep_accumulate_into(*ctx, i, options.accumulate_into);
     }
     ctx->save_for_backward(saved);
     ctx->saved_data["recipe"] = recipe;
@@ -85,20 +73,16 @@ class Float8Linears : public torch::autograd::Function<Float8Linears> {
     for (std::size_t i = grads.size(); i-- > 0;) {
       if (!grads[i].defined()) continue;
       const bool need_dw = ctx->needs_input_grad(i + 1);
-      const auto into = ctx->saved_data.find(key_of("accumulate_into", i));
-      const bool accumulates = need_dw && into != ctx->saved_data.end();
+      const at::Tensor into = need_dw ? kept_accumulate_into(*ctx, i) : at::Tensor();
       const at::Tensor &w = saved[2 + 2 * i], &w_scale = saved[3 + 2 * i];
       auto [part, dw, dbias] = float8_linear_backward_kernel(
-          grads[i], need_dw ? unless_undefined(saved[0]) : std::nullopt,
-          need_dw ? unless_undefined(saved[1]) : std::nullopt,
-          need_dx ? unless_undefined(w) : std::nullopt,
-          need_dx ? unless_undefined(w_scale) : std::nullopt, recipe,
-          static_cast<at::ScalarType>(ctx->saved_data[key_of("dw_dtype", i)].toInt()),
-          /*dbias_dtype=*/std::nullopt,
-          accumulates ? std::optional<at::Tensor>(into->second.toTensor()) : std::nullopt,
-          unless_undefined(dx));
+          grads[i], need_dw ? if_defined(saved[0]) : std::nullopt,
+          need_dw ? if_defined(saved[1]) : std::nullopt, need_dx ? if_defined(w) : std::nullopt,
+          need_dx ? if_defined(w_scale) : std::nullopt, recipe,
+          static_cast<at::ScalarType>(ctx->saved_data[dw_dtype_key(i)].toInt()),
+          /*dbias_dtype=*/std::nullopt, if_defined(into), if_defined(dx));
       if (need_dx) dx = part;
-      if (need_dw && !accumulates) result[i + 1] = dw;
+      if (need_dw && !into.defined()) result[i + 1] = dw;
     }
     result[0] = dx;
     return result;

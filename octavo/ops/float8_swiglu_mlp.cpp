@@ -1,26 +1,22 @@
 #include "octavo/ops/float8_swiglu_mlp.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include "octavo/gemm/scaled_mm.h"
 #include "octavo/ops/below.h"
+#include "octavo/ops/find_operator.h"
 #include "octavo/ops/float8_linear_ops.h"
 #include "octavo/ops/float8_swiglu_mlp_ops.h"
 #include "octavo/ops/names.h"
 #include "octavo/ops/operands.h"
+#include "octavo/ops/recorded.h"
 #include "octavo/ops/scale_layout.h"
 #include "octavo/ops/swiglu_operand.h"
 
 namespace octavo::ops {
 namespace {
-
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> find_mlp(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 constexpr const char* kWeightNames[3] = {"w_gate", "w_up", "w_down"};
 constexpr const char* kWeightScaleNames[3] = {"w_gate_scale", "w_up_scale", "w_down_scale"};
@@ -94,13 +90,10 @@ MlpForwardResult float8_swiglu_mlp_forward_kernel(
         needed && keep_weight_transposed && (!given[i] || !given[i]->transposed.defined())
             ? spec.dx.b
             : std::nullopt;
-    const auto optional = [](const at::Tensor& t) {
-      return t.defined() ? std::optional<at::Tensor>(t) : std::nullopt;
-    };
     const QuantizedOperand operand = operand_of(
         kWeightNames[i], kWeightScaleNames[i], w[i],
-        given[i] ? optional(given[i]->rows) : std::nullopt,
-        given[i] ? optional(given[i]->rows_scale) : std::nullopt, *spec.forward.b, transposed);
+        given[i] ? if_defined(given[i]->rows) : std::nullopt,
+        given[i] ? if_defined(given[i]->rows_scale) : std::nullopt, *spec.forward.b, transposed);
     if (transposed) save(kWeights + 2 * i, operand.transposed);
     return operand.rows;
   };
@@ -163,8 +156,7 @@ MlpBackwardResult float8_swiglu_mlp_backward_kernel(
   const auto dw_product = [&](const ScaledTensor& dy_transposed, const at::Tensor& dy,
                               const at::Tensor& x, const std::optional<at::Tensor>& x_scale,
                               std::size_t i) {
-    const std::optional<at::Tensor> into =
-        accumulate_into[i].defined() ? std::optional<at::Tensor>(accumulate_into[i]) : std::nullopt;
+    const std::optional<at::Tensor> into = if_defined(accumulate_into[i]);
     if (fp8_dw) {
       return scaled_mm(dy_transposed,
                        from_bytes(i == 2 ? "h_scale" : "x_scale", x, *x_scale, *spec.dw.b),
@@ -172,9 +164,7 @@ MlpBackwardResult float8_swiglu_mlp_backward_kernel(
                         .fast_accumulation = spec.dw.fast_accumulation,
                         .accumulate_into = into});
     }
-    at::Tensor dw = at::mm(dy.t(), as_matrix(x));
-    if (dw.scalar_type() != dw_dtype) dw = dw.to(dw_dtype);
-    return into ? into->add_(dw) : dw;
+    return high_precision_dw(dy, x, dw_dtype, into);
   };
   std::array<at::Tensor, 3> dw;
   for (at::Tensor& each : dw) each = absent(in.dy, dw_dtype);
@@ -213,7 +203,8 @@ at::Tensor call_float8_swiglu_mlp(const at::Tensor& x, const at::Tensor& w_gate,
                                   const at::Tensor& w_up, const at::Tensor& w_down,
                                   std::string_view recipe, std::string_view keep_weight_transposed,
                                   bool fuse) {
-  static const auto op = find_mlp<decltype(call_float8_swiglu_mlp)>("octavo::float8_swiglu_mlp");
+  static const auto op =
+      find_operator<decltype(call_float8_swiglu_mlp)>("octavo::float8_swiglu_mlp");
   return op.call(x, w_gate, w_up, w_down, recipe, keep_weight_transposed, fuse);
 }
 
@@ -222,7 +213,7 @@ MlpForwardResult call_float8_swiglu_mlp_forward(const at::Tensor& x, const at::T
                                                 std::string_view recipe, bool need_dx, bool need_dw,
                                                 bool keep_weight_transposed, bool fuse) {
   static const auto op =
-      find_mlp<decltype(call_float8_swiglu_mlp_forward)>("octavo::float8_swiglu_mlp_forward");
+      find_operator<decltype(call_float8_swiglu_mlp_forward)>("octavo::float8_swiglu_mlp_forward");
   return op.call(x, w_gate, w_up, w_down, recipe, need_dx, need_dw, keep_weight_transposed, fuse);
 }
 
@@ -234,8 +225,8 @@ MlpBackwardResult call_float8_swiglu_mlp_backward(
     const std::optional<at::Tensor>& w_up_scale, const at::Tensor& w_down,
     const std::optional<at::Tensor>& w_down_scale, std::string_view recipe, bool need_dx,
     at::ScalarType dw_dtype, bool fuse) {
-  static const auto op =
-      find_mlp<decltype(call_float8_swiglu_mlp_backward)>("octavo::float8_swiglu_mlp_backward");
+  static const auto op = find_operator<decltype(call_float8_swiglu_mlp_backward)>(
+      "octavo::float8_swiglu_mlp_backward");
   return op.call(dy, gate, up, x, x_scale, h, h_scale, w_gate, w_gate_scale, w_up, w_up_scale,
                  w_down, w_down_scale, recipe, need_dx, dw_dtype, fuse);
 }

@@ -10,6 +10,7 @@
 #include "octavo/ops/float8_swiglu_mlp_ops.h"
 #include "octavo/ops/meta.h"
 #include "octavo/ops/names.h"
+#include "octavo/ops/recorded.h"
 
 namespace octavo::ops {
 namespace {
@@ -52,25 +53,14 @@ class Float8SwigluMlp : public torch::autograd::Function<Float8SwigluMlp> {
     torch::autograd::variable_list saved = {made[kGate], made[kUp], saved_x,
                                             x_scale,     saved_h,   h_scale};
     for (std::size_t i = 0; i < 3; ++i) {
-      const QuantizedLayouts* const cached = given.weights[i];
-      if (cached && cached->transposed.defined()) {
-        saved.insert(saved.end(), {cached->transposed, cached->transposed_scale});
-      } else if (keep && (need_dx || i == 2)) {
-        saved.insert(saved.end(), {made[kWeights + 2 * i], made[kWeights + 2 * i + 1]});
-      } else {
-        saved.insert(saved.end(), {w[i], at::Tensor()});
-      }
+      save_weight(saved, w[i], given.weights[i], keep && (need_dx || i == 2),
+                  made[kWeights + 2 * i], made[kWeights + 2 * i + 1]);
     }
     ctx->save_for_backward(saved);
     ctx->saved_data["recipe"] = recipe;
     ctx->saved_data["fuse"] = fuse;
     ctx->saved_data["dw_dtype"] = static_cast<std::int64_t>(w_gate.scalar_type());
-    // Not save_for_backward: that is for tensors nobody writes to between the passes.
-    for (std::size_t i = 0; i < 3; ++i) {
-      if (given.accumulate_into[i].defined()) {
-        ctx->saved_data["accumulate_into" + std::to_string(i)] = given.accumulate_into[i];
-      }
-    }
+    for (std::size_t i = 0; i < 3; ++i) keep_accumulate_into(*ctx, i, given.accumulate_into[i]);
     return std::get<0>(result);
   }
 
@@ -84,23 +74,19 @@ class Float8SwigluMlp : public torch::autograd::Function<Float8SwigluMlp> {
     const bool fuse = ctx->saved_data["fuse"].toBool();
     const auto dw_dtype = static_cast<at::ScalarType>(ctx->saved_data["dw_dtype"].toInt());
     const auto given = [](bool need, const at::Tensor& tensor) {
-      return need && tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+      return need ? if_defined(tensor) : std::nullopt;
     };
     Weights into;
     bool accumulates = false;
-    for (std::size_t i = 0; i < 3; ++i) {
-      const auto found = ctx->saved_data.find("accumulate_into" + std::to_string(i));
-      if (!need_dw || found == ctx->saved_data.end()) continue;
-      into[i] = found->second.toTensor();
-      accumulates = true;
+    for (std::size_t i = 0; need_dw && i < 3; ++i) {
+      into[i] = kept_accumulate_into(*ctx, i);
+      accumulates = accumulates || into[i].defined();
     }
     MlpBackwardResult result;
     {
       at::AutoDispatchBelowADInplaceOrView guard;
       if (accumulates) {
-        TORCH_CHECK(!at::GradMode::is_enabled(),
-                    "float8_swiglu_mlp: accumulate_into has no second derivative; call backward() "
-                    "without create_graph");
+        refuse_create_graph("float8_swiglu_mlp");
         result = float8_swiglu_mlp_backward_kernel(
             {.dy = grads[0],
              .gate = saved[0],
@@ -124,9 +110,7 @@ class Float8SwigluMlp : public torch::autograd::Function<Float8SwigluMlp> {
     const auto wanted = [&](int input, const at::Tensor& gradient) {
       if (!ctx->needs_input_grad(static_cast<std::size_t>(input))) return at::Tensor();
       if (input > 0 && into[static_cast<std::size_t>(input - 1)].defined()) return at::Tensor();
-      return at::GradMode::is_enabled()
-                 ? without_derivative("float8_swiglu_mlp's backward", gradient)
-                 : gradient;
+      return first_derivative("float8_swiglu_mlp", gradient);
     };
     return {wanted(0, dx), wanted(1, dw_gate), wanted(2, dw_up), wanted(3, dw_down),
             at::Tensor(),  at::Tensor(),       at::Tensor(),     at::Tensor()};
@@ -135,13 +119,11 @@ class Float8SwigluMlp : public torch::autograd::Function<Float8SwigluMlp> {
 
 bool keeps_mlp_weights(const at::Tensor& x, const at::Tensor& w_gate, std::string_view word) {
   const KeepWeightTransposed keep = parse_keep("keep_weight_transposed", word);
-  if (keep != KeepWeightTransposed::kAuto) return keep == KeepWeightTransposed::kOn;
-  if (x.dim() == 0 || w_gate.dim() == 0) return true;  // _forward refuses them
-  c10::SymInt m = 1;
-  for (std::int64_t i = 0; i + 1 < x.dim(); ++i) m = m * x.sym_size(i);
-  const std::optional<std::int64_t> rows = m.maybe_as_int();
-  const std::optional<std::int64_t> features = w_gate.sym_size(0).maybe_as_int();
-  return !rows || !features || 2 * *rows >= *features;
+  if (x.dim() == 0 || w_gate.dim() == 0) {
+    return keeps_transposed(keep, {}, {});  // _forward refuses them
+  }
+  const c10::SymInt rows = 2 * leading_size(x);
+  return keeps_transposed(keep, rows.maybe_as_int(), w_gate.sym_size(0).maybe_as_int());
 }
 
 at::Tensor mlp_autograd(const at::Tensor& x, const at::Tensor& w_gate, const at::Tensor& w_up,
@@ -213,25 +195,13 @@ at::Tensor mlp_autocast(const at::Tensor& x, const at::Tensor& w_gate, const at:
 }
 
 // Shapes, on symbolic sizes: nothing compares sizes.
-c10::SymInt mlp_rows(const at::Tensor& x) {
-  c10::SymInt rows = 1;
-  for (std::int64_t i = 0; i + 1 < x.dim(); ++i) rows = rows * x.sym_size(i);
-  return rows;
-}
-
-at::Tensor mlp_like(const at::Tensor& x, const c10::SymInt& columns) {
-  std::vector<c10::SymInt> sizes = x.sym_sizes().vec();
-  sizes.back() = columns;
-  return at::empty_symint(sizes, x.options());
-}
-
 at::Tensor mlp_meta(const at::Tensor& x, const at::Tensor& w_gate, const at::Tensor& w_up,
                     const at::Tensor& w_down, std::string_view recipe,
                     std::string_view keep_weight_transposed, bool) {
   resolve_for(recipe, x.device());
   parse_keep("keep_weight_transposed", keep_weight_transposed);
   check_mlp_arguments(x, w_gate, w_up, w_down);
-  return mlp_like(x, w_down.sym_size(0));
+  return empty_like_with_columns(x, w_down.sym_size(0));
 }
 
 MlpForwardResult mlp_forward_meta(const at::Tensor& x, const at::Tensor& w_gate,
@@ -240,7 +210,7 @@ MlpForwardResult mlp_forward_meta(const at::Tensor& x, const at::Tensor& w_gate,
                                   bool) {
   const LinearSpec spec = resolve_for(recipe, x.device());
   check_mlp_arguments(x, w_gate, w_up, w_down);
-  const c10::SymInt m = mlp_rows(x), f = w_gate.sym_size(0);
+  const c10::SymInt m = leading_size(x), f = w_gate.sym_size(0);
   const bool fp8_dw = need_dw && !spec.dw.high_precision();
   const auto bytes = [&](bool wanted, const c10::SymInt& rows, const c10::SymInt& columns) {
     return wanted ? at::empty_symint({rows, columns}, x.options().dtype(at::kByte))
@@ -266,7 +236,7 @@ MlpForwardResult mlp_forward_meta(const at::Tensor& x, const at::Tensor& w_gate,
     saved.push_back(bytes(kept, k, n));
     saved.push_back(scale(kept, spec.dx.b, k, n));
   }
-  return {mlp_like(x, w_down.sym_size(0)), saved};
+  return {empty_like_with_columns(x, w_down.sym_size(0)), saved};
 }
 
 MlpBackwardResult mlp_backward_meta(
@@ -286,8 +256,8 @@ MlpBackwardResult mlp_backward_meta(
   const auto weight = [&](const c10::SymInt& rows, const c10::SymInt& columns) {
     return x ? at::empty_symint({rows, columns}, options) : nothing(dy, dw_dtype);
   };
-  return {need_dx ? mlp_like(dy, d) : nothing(dy, dy.scalar_type()), weight(f, d), weight(f, d),
-          weight(n, f)};
+  return {need_dx ? empty_like_with_columns(dy, d) : nothing(dy, dy.scalar_type()), weight(f, d),
+          weight(f, d), weight(n, f)};
 }
 
 }  // namespace
@@ -301,14 +271,7 @@ at::Tensor float8_swiglu_mlp_recorded(const at::Tensor& x, const std::array<at::
       "float8_swiglu_mlp: weights and accumulate_into are for calls whose graph is recorded "
       "without autocast; leave them out otherwise");
   for (std::size_t i = 0; i < 3; ++i) {
-    const at::Tensor& into = options.accumulate_into[i];
-    TORCH_CHECK(!into.defined() || (w[i].requires_grad() && into.sizes() == w[i].sizes() &&
-                                    into.scalar_type() == w[i].scalar_type() &&
-                                    into.is_contiguous() && into.device() == w[i].device()),
-                "float8_swiglu_mlp: accumulate_into: expected the gradient of a weight that "
-                "requires one, a "
-                "contiguous ",
-                w[i].scalar_type(), " ", w[i].sizes(), "; leave it undefined for others");
+    check_accumulate_into("float8_swiglu_mlp", options.accumulate_into[i], w[i]);
   }
   return Float8SwigluMlp::apply(
       x, w[0], w[1], w[2], recipe, keeps_mlp_weights(x, w[0], name(options.keep_weight_transposed)),

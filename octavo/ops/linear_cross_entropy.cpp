@@ -1,7 +1,6 @@
 #include "octavo/ops/linear_cross_entropy.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -9,6 +8,7 @@
 #include <tuple>
 
 #include "octavo/ops/below.h"
+#include "octavo/ops/find_operator.h"
 #include "octavo/ops/linear_cross_entropy_ops.h"
 
 namespace octavo::ops {
@@ -19,9 +19,8 @@ using LossResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // loss, dx,
 LossResult call_linear_cross_entropy_forward(const at::Tensor& x, const at::Tensor& w,
                                              const at::Tensor& targets, std::int64_t chunk_bytes,
                                              bool need_dx, bool need_dw) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("octavo::linear_cross_entropy_forward", "")
-                             .typed<decltype(call_linear_cross_entropy_forward)>();
+  static const auto op = find_operator<decltype(call_linear_cross_entropy_forward)>(
+      "octavo::linear_cross_entropy_forward");
   return op.call(x, w, targets, chunk_bytes, need_dx, need_dw);
 }
 

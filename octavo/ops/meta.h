@@ -6,6 +6,12 @@
 
 namespace octavo::ops {
 
+/// The rows of x (..., K) seen as a matrix.
+c10::SymInt leading_size(const at::Tensor& x);
+
+/// An empty tensor like x (..., K) of (..., columns).
+at::Tensor empty_like_with_columns(const at::Tensor& x, const c10::SymInt& columns);
+
 /// An empty tensor of the sizes, strides and dtype quantize_operand gives the scales of an (R, C)
 /// matrix, from symbolic sizes, on the device of `like`.
 at::Tensor empty_scale_meta(const at::Tensor& like, const Granularity& granularity,

@@ -1,5 +1,6 @@
 #include "octavo/ops/operands.h"
 
+#include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
 #include <vector>
@@ -50,6 +51,16 @@ QuantizedOperand operand_of(const char* argument, const char* scale_name, const 
   if (transposed) operand = quantize_operand(matrix, {.transposed = transposed});
   operand.rows = given_rows(argument, scale_name, matrix, *rows, *rows_scale, spec);
   return operand;
+}
+
+at::Tensor high_precision_dw(const at::Tensor& dy, const at::Tensor& x, at::ScalarType dtype,
+                             const std::optional<at::Tensor>& into) {
+  if (into && dy.is_cuda() && dy.scalar_type() == dtype) {
+    return into->addmm_(dy.t(), as_matrix(x));
+  }
+  at::Tensor dw = at::mm(dy.t(), as_matrix(x));
+  if (dw.scalar_type() != dtype) dw = dw.to(dtype);
+  return into ? into->add_(dw) : dw;
 }
 
 QuantizedLayouts layouts_of(const QuantizedOperand& operand) {

@@ -23,6 +23,12 @@ QuantizedOperand operand_of(const char* argument, const char* scale_name, const 
                             const std::optional<at::Tensor>& rows_scale, const LayoutSpec& spec,
                             const std::optional<LayoutSpec>& transposed);
 
+/// dw = dy^T . x, (N, M) . (M, K), in dy's dtype, rounded once more to `dtype`; x: (..., K). With
+/// `into` it is added to that and is that tensor: inside the product on a GPU, where the dtypes
+/// agree; elsewhere afterwards, with the bits of autograd's sum.
+at::Tensor high_precision_dw(const at::Tensor& dy, const at::Tensor& x, at::ScalarType dtype,
+                             const std::optional<at::Tensor>& into);
+
 /// Both layouts as they cross the dispatcher.
 QuantizedLayouts layouts_of(const QuantizedOperand& operand);
 

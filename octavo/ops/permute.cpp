@@ -1,12 +1,12 @@
 #include "octavo/ops/permute.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "octavo/ops/below.h"
+#include "octavo/ops/find_operator.h"
 #include "octavo/ops/meta.h"
 #include "octavo/ops/permute_device.h"
 
@@ -17,35 +17,28 @@ using MoveGradients = std::tuple<at::Tensor, at::Tensor>;  // of x and of weight
 
 at::Tensor call_permute(const at::Tensor& x, const at::Tensor& choice, const at::Tensor& row,
                         const std::optional<at::Tensor>& weights) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("octavo::permute", "")
-                             .typed<decltype(call_permute)>();
+  static const auto op = find_operator<decltype(call_permute)>("octavo::permute");
   return op.call(x, choice, row, weights);
 }
 
 MoveGradients call_permute_backward(const at::Tensor& dy, const std::optional<at::Tensor>& x,
                                     const at::Tensor& choice, const at::Tensor& row,
                                     const std::optional<at::Tensor>& weights) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("octavo::permute_backward", "")
-                             .typed<decltype(call_permute_backward)>();
+  static const auto op = find_operator<decltype(call_permute_backward)>("octavo::permute_backward");
   return op.call(dy, x, choice, row, weights);
 }
 
 at::Tensor call_unpermute(const at::Tensor& x, const at::Tensor& choice, const at::Tensor& row,
                           const std::optional<at::Tensor>& weights) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("octavo::unpermute", "")
-                             .typed<decltype(call_unpermute)>();
+  static const auto op = find_operator<decltype(call_unpermute)>("octavo::unpermute");
   return op.call(x, choice, row, weights);
 }
 
 MoveGradients call_unpermute_backward(const at::Tensor& dy, const std::optional<at::Tensor>& x,
                                       const at::Tensor& choice, const at::Tensor& row,
                                       const std::optional<at::Tensor>& weights) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("octavo::unpermute_backward", "")
-                             .typed<decltype(call_unpermute_backward)>();
+  static const auto op =
+      find_operator<decltype(call_unpermute_backward)>("octavo::unpermute_backward");
   return op.call(dy, x, choice, row, weights);
 }
 

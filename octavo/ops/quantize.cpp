@@ -2,11 +2,11 @@
 #include "octavo/quantize/quantize.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include "octavo/ops/below.h"
+#include "octavo/ops/find_operator.h"
 #include "octavo/ops/meta.h"
 #include "octavo/ops/names.h"
 
@@ -18,9 +18,7 @@ using Result = std::tuple<at::Tensor, at::Tensor>;
 Result call_quantize(const at::Tensor& x, std::string_view format, std::string_view granularity,
                      std::string_view layout, std::string_view scale_rounding,
                      std::string_view mx_rounding) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("octavo::quantize", "")
-                             .typed<decltype(call_quantize)>();
+  static const auto op = find_operator<decltype(call_quantize)>("octavo::quantize");
   return op.call(x, format, granularity, layout, scale_rounding, mx_rounding);
 }
 

@@ -3,11 +3,11 @@
 #include "octavo/quantize/quantize_grouped.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include "octavo/ops/below.h"
+#include "octavo/ops/find_operator.h"
 #include "octavo/ops/meta.h"
 #include "octavo/ops/names.h"
 #include "octavo/quantize/offsets.h"
@@ -22,18 +22,15 @@ GroupedResult call_quantize_grouped(const at::Tensor& x, const at::Tensor& offs,
                                     std::string_view format, std::string_view granularity,
                                     std::string_view layout, std::string_view scale_rounding,
                                     std::string_view mx_rounding) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("octavo::quantize_grouped", "")
-                             .typed<decltype(call_quantize_grouped)>();
+  static const auto op = find_operator<decltype(call_quantize_grouped)>("octavo::quantize_grouped");
   return op.call(x, offs, format, granularity, layout, scale_rounding, mx_rounding);
 }
 
 ExpertsResult call_quantize_experts(const at::Tensor& w, std::string_view format,
                                     std::string_view granularity, std::string_view layout,
                                     std::string_view scale_rounding, std::string_view mx_rounding) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("octavo::quantize_expert_weights", "")
-                             .typed<decltype(call_quantize_experts)>();
+  static const auto op =
+      find_operator<decltype(call_quantize_experts)>("octavo::quantize_expert_weights");
   return op.call(w, format, granularity, layout, scale_rounding, mx_rounding);
 }
 

@@ -1,12 +1,12 @@
 #include "octavo/ops/rms_norm.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "octavo/ops/below.h"
+#include "octavo/ops/find_operator.h"
 #include "octavo/ops/rms_norm_ops.h"
 
 namespace octavo::ops {
@@ -21,9 +21,7 @@ at::ScalarType compute_type(const at::Tensor& x) {
 
 RmsNormResult call_rms_norm_forward(const at::Tensor& x, const std::optional<at::Tensor>& residual,
                                     const at::Tensor& w, double eps) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("octavo::rms_norm_forward", "")
-                             .typed<decltype(call_rms_norm_forward)>();
+  static const auto op = find_operator<decltype(call_rms_norm_forward)>("octavo::rms_norm_forward");
   return op.call(x, residual, w, eps);
 }
 
@@ -32,9 +30,8 @@ std::tuple<at::Tensor, at::Tensor> call_rms_norm_backward(const at::Tensor& dy,
                                                           const at::Tensor& h, const at::Tensor& w,
                                                           const at::Tensor& rstd, bool need_dx,
                                                           bool need_dw) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("octavo::rms_norm_backward", "")
-                             .typed<decltype(call_rms_norm_backward)>();
+  static const auto op =
+      find_operator<decltype(call_rms_norm_backward)>("octavo::rms_norm_backward");
   return op.call(dy, dh, h, w, rstd, need_dx, need_dw);
 }
 

@@ -1,21 +1,19 @@
 #include "octavo/ops/rope.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "octavo/ops/below.h"
+#include "octavo/ops/find_operator.h"
 
 namespace octavo::ops {
 namespace {
 
 at::Tensor call_rope(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
                      bool inverse) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("octavo::rope", "")
-                             .typed<decltype(call_rope)>();
+  static const auto op = find_operator<decltype(call_rope)>("octavo::rope");
   return op.call(x, cosine, sine, inverse);
 }
 

@@ -4,7 +4,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <array>
 #include <vector>
 
 #include "octavo/quantize/allocate.h"
@@ -23,24 +22,19 @@ at::Tensor unflatten_scale(std::string_view argument, const at::Tensor& flat,
                            const Granularity& granularity, std::int64_t rows,
                            std::int64_t columns) {
   const std::int64_t r = granularity.scale_rows(rows), c = granularity.scale_columns(columns);
-  const ScaleLayout layout = default_scale_layout(granularity);
-  const std::int64_t row = layout == ScaleLayout::kPadded4 ? padded4(c) : c;
+  const std::int64_t row =
+      default_scale_layout(granularity) == ScaleLayout::kPadded4 ? padded4(c) : c;
   TORCH_CHECK(flat.dim() == 1 && flat.size(0) == r * row && flat.is_contiguous(), argument,
               ": expected the ", r * row, " scales of a ", rows, " x ", columns,
               " matrix of granularity ", to_string(granularity), ", flat, got sizes ", flat.sizes(),
               "; pass what float8_linear_forward gave");
-  std::array<std::int64_t, 2> strides = {row, 1};
-  if (layout == ScaleLayout::kColumnMajor) strides = {1, r};
-  return piece_of(flat, 0, {r, c}, strides, flat.scalar_type());
+  return piece_of(flat, 0, {r, c}, default_scale_strides(granularity, r, c), flat.scalar_type());
 }
 
 at::Tensor in_default_layout(const at::Tensor& scale, const Granularity& granularity) {
   if (scale.dim() != 2 && scale.dim() != 3) return scale;  // whoever uses it says what is wrong
   const std::int64_t r = scale.size(-2), c = scale.size(-1);
-  std::int64_t row = c, column = 1;
-  const ScaleLayout layout = default_scale_layout(granularity);
-  if (layout == ScaleLayout::kColumnMajor) row = 1, column = r;
-  if (layout == ScaleLayout::kPadded4) row = padded4(c);
+  const auto [row, column] = default_scale_strides(granularity, r, c);
   std::vector<std::int64_t> strides = {row, column};
   if (scale.dim() == 3) strides.insert(strides.begin(), r * row);
   if (scale.strides() == at::IntArrayRef(strides)) return scale;

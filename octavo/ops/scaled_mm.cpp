@@ -2,11 +2,11 @@
 #include "octavo/gemm/scaled_mm.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include "octavo/ops/below.h"
+#include "octavo/ops/find_operator.h"
 #include "octavo/ops/names.h"
 #include "octavo/ops/scale_layout.h"
 
@@ -18,9 +18,7 @@ at::Tensor call_scaled_mm(const at::Tensor& a, const at::Tensor& a_scale,
                           const at::Tensor& b_scale, std::string_view b_granularity,
                           const std::optional<at::Tensor>& bias, at::ScalarType out_dtype,
                           bool fast_accumulation, std::string_view backend) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("octavo::scaled_mm", "")
-                             .typed<decltype(call_scaled_mm)>();
+  static const auto op = find_operator<decltype(call_scaled_mm)>("octavo::scaled_mm");
   return op.call(a, a_scale, a_granularity, b, b_scale, b_granularity, bias, out_dtype,
                  fast_accumulation, backend);
 }

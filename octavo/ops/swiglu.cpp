@@ -1,12 +1,12 @@
 #include "octavo/ops/swiglu.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "octavo/ops/below.h"
+#include "octavo/ops/find_operator.h"
 #include "octavo/ops/meta.h"
 #include "octavo/ops/swiglu_device.h"
 #include "octavo/quantize/allocate.h"
@@ -17,17 +17,13 @@ namespace {
 using SwigluGradients = std::tuple<at::Tensor, at::Tensor>;
 
 at::Tensor call_swiglu(const at::Tensor& gate, const std::optional<at::Tensor>& up) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("octavo::swiglu", "")
-                             .typed<decltype(call_swiglu)>();
+  static const auto op = find_operator<decltype(call_swiglu)>("octavo::swiglu");
   return op.call(gate, up);
 }
 
 SwigluGradients call_swiglu_backward(const at::Tensor& dh, const at::Tensor& gate,
                                      const std::optional<at::Tensor>& up) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("octavo::swiglu_backward", "")
-                             .typed<decltype(call_swiglu_backward)>();
+  static const auto op = find_operator<decltype(call_swiglu_backward)>("octavo::swiglu_backward");
   return op.call(dh, gate, up);
 }
 

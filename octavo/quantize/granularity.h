@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -59,5 +60,9 @@ constexpr Int padded4(const Int& columns) {
 /// The layout products expect for `granularity`: kColumnMajor for 1x128 (and 128x1's transposed
 /// twin), kPadded4 for 128x128, kPlain otherwise.
 ScaleLayout default_scale_layout(const Granularity& granularity);
+
+/// The strides of r x c scales in that layout.
+std::array<std::int64_t, 2> default_scale_strides(const Granularity& granularity, std::int64_t r,
+                                                  std::int64_t c);
 
 }  // namespace octavo

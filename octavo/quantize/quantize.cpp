@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
 
 #include "octavo/quantize/allocate.h"
@@ -23,15 +22,9 @@ constexpr Granularity kSupported[] = {
 at::Tensor empty_scale(const Granularity& granularity, std::int64_t rows, std::int64_t columns,
                        c10::Device device) {
   const std::int64_t r = granularity.scale_rows(rows), c = granularity.scale_columns(columns);
-  const at::ScalarType dtype = granularity.mx ? at::kFloat8_e8m0fnu : at::kFloat;
-  switch (default_scale_layout(granularity)) {
-    case ScaleLayout::kColumnMajor:
-      return empty_strided_on(device, {r, c}, {1, r}, dtype);
-    case ScaleLayout::kPadded4:
-      return padded_scale(r, c, device);
-    default:
-      return empty_on(device, {r, c}, dtype);
-  }
+  if (default_scale_layout(granularity) == ScaleLayout::kPadded4) return padded_scale(r, c, device);
+  return empty_strided_on(device, {r, c}, default_scale_strides(granularity, r, c),
+                          granularity.mx ? at::kFloat8_e8m0fnu : at::kFloat);
 }
 
 #if OCTAVO_WITH_CUDA
@@ -39,68 +32,56 @@ at::Tensor empty_scale(const Granularity& granularity, std::int64_t rows, std::i
 constexpr std::int64_t kTogetherBytes = std::int64_t{32} << 20;
 constexpr std::int64_t kPieceBytes = 256;  // the allocator's alignment, for every piece
 
-// empty_layout() and the kernels' scratch as pieces of one allocation.
-class Pieces {
- public:
-  // Where the next `bytes` lie.
-  std::int64_t add(std::int64_t bytes) {
-    const std::int64_t at = size_;
-    size_ += (bytes + kPieceBytes - 1) / kPieceBytes * kPieceBytes;
-    return at;
-  }
-  std::int64_t size() const { return size_; }
-
- private:
-  std::int64_t size_ = 0;
-};
-
+// Where the tensors of a layout (rows, columns) lie in one allocation.
 struct LayoutPieces {
   const LayoutSpec& spec;
   std::int64_t rows, columns, data_at, scale_at;
 
-  LayoutPieces(const LayoutSpec& of, std::int64_t r, std::int64_t c, Pieces& pieces)
+  // From byte `end` on, which moves behind them.
+  LayoutPieces(const LayoutSpec& of, std::int64_t r, std::int64_t c, std::int64_t& end)
       : spec(of), rows(r), columns(c) {
-    data_at = pieces.add(rows * columns);
-    const std::int64_t across = spec.granularity.scale_columns(columns);
-    scale_at = pieces.add(spec.granularity.scale_rows(rows) * padded4(across) *
-                          (spec.granularity.mx ? 1 : 4));
+    const std::int64_t scales =
+        spec.granularity.scale_rows(rows) * padded4(spec.granularity.scale_columns(columns));
+    data_at = end;
+    scale_at = data_at + whole_pieces(rows * columns);
+    end = scale_at + whole_pieces(scales * (spec.granularity.mx ? 1 : 4));
   }
 
+  static std::int64_t whole_pieces(std::int64_t bytes) {
+    return (bytes + kPieceBytes - 1) / kPieceBytes * kPieceBytes;
+  }
+
+  // empty_layout() there.
   ScaledTensor in(const at::Tensor& memory) const {
     const Granularity& granularity = spec.granularity;
     const std::int64_t r = granularity.scale_rows(rows), c = granularity.scale_columns(columns);
-    const ScaleLayout layout = default_scale_layout(granularity);
-    std::array<std::int64_t, 2> strides = {c, 1};
-    if (layout == ScaleLayout::kColumnMajor) strides = {1, r};
-    if (layout == ScaleLayout::kPadded4) strides = {padded4(c), 1};
     return {
         .data = piece_of(memory, data_at, {rows, columns}, {columns, 1}, scalar_type(spec.format)),
-        .scale = piece_of(memory, scale_at, {r, c}, strides,
+        .scale = piece_of(memory, scale_at, {r, c}, default_scale_strides(granularity, r, c),
                           granularity.mx ? at::kFloat8_e8m0fnu : at::kFloat),
         .granularity = granularity,
-        .scale_layout = layout,
+        .scale_layout = default_scale_layout(granularity),
         .logical_sizes = {rows, columns}};
   }
 };
 
-// Allocates what spec.together names in one piece; false where x is too large for it.
-bool allocate_together(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out,
+// Allocates what spec.together names, and the kernels' scratch, in one piece, unless that is large.
+void allocate_together(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out,
                        at::Tensor& scratch) {
   const std::int64_t m = x.size(0), k = x.size(1);
-  if (spec.together == Together::kNone || m == 0 || k == 0) return false;
-  Pieces pieces;
+  if (spec.together == Together::kNone || m == 0 || k == 0) return;
+  std::int64_t bytes = 0;
   std::optional<LayoutPieces> rows, transposed;
-  if (spec.rows) rows.emplace(*spec.rows, m, k, pieces);
+  if (spec.rows) rows.emplace(*spec.rows, m, k, bytes);
   if (spec.transposed && spec.together == Together::kBoth) {
-    transposed.emplace(*spec.transposed, k, m, pieces);
+    transposed.emplace(*spec.transposed, k, m, bytes);
   }
-  if (pieces.size() == 0 || pieces.size() > kTogetherBytes) return false;
-  const std::int64_t floats = quantize_scratch(x), scratch_at = pieces.add(floats * 4);
-  const at::Tensor memory = empty_on(x.device(), {pieces.size()}, at::kByte);
+  if (bytes == 0 || bytes > kTogetherBytes) return;
+  const std::int64_t floats = quantize_scratch(x);
+  const at::Tensor memory = empty_on(x.device(), {bytes + floats * 4}, at::kByte);
   if (rows) out.rows = rows->in(memory);
   if (transposed) out.transposed = transposed->in(memory);
-  scratch = piece_of(memory, scratch_at, {floats}, {1}, at::kFloat);
-  return true;
+  scratch = piece_of(memory, bytes, {floats}, {1}, at::kFloat);
 }
 #endif
 

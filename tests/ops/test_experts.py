@@ -5,6 +5,8 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.library import opcheck
 
+from gradients import assert_same, results
+
 octavo = torch.ops.octavo
 RECIPES = ["rowwise", "rowwise(flavour=fnuz)", "rowwise_with_gw_hp",
            "rowwise_with_gw_hp(flavour=fnuz)", "blockwise", "blockwise(flavour=fnuz)", "mxfp8",
@@ -24,20 +26,6 @@ def operands(sizes, d=40, f=136, out=24, past=0, dtype=torch.float32, requires_g
 def separate(x, w_gate_up, w_down, offs, recipe):
     gate_up = octavo.float8_grouped_linear(x, w_gate_up, offs, recipe)
     return octavo.float8_grouped_linear(octavo.swiglu(gate_up), w_down, offs, recipe)
-
-
-def results(function, tensors):
-    leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
-    y = function(*leaves)
-    torch.manual_seed(5)
-    y.backward(torch.randn_like(y))
-    return [y.detach()] + [leaf.grad for leaf in leaves]
-
-
-def assert_same(got, want):
-    for i, (g, w) in enumerate(zip(got, want)):
-        assert (g is None) == (w is None), i
-        assert g is None or (g.dtype == w.dtype and torch.equal(g, w)), i
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

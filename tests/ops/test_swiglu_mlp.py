@@ -5,6 +5,8 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.library import opcheck
 
+from gradients import assert_same, results
+
 octavo = torch.ops.octavo
 RECIPES = [
     "tensorwise",
@@ -31,20 +33,6 @@ def separate(x, w_gate, w_up, w_down, recipe):
     gate = octavo.float8_linear(x, w_gate, None, recipe)
     up = octavo.float8_linear(x, w_up, None, recipe)
     return octavo.float8_linear(octavo.swiglu(gate, up), w_down, None, recipe)
-
-
-def results(function, tensors, dy_seed=5):
-    leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
-    y = function(*leaves)
-    torch.manual_seed(dy_seed)
-    y.backward(torch.randn_like(y))
-    return [y.detach()] + [leaf.grad for leaf in leaves]
-
-
-def assert_same(got, want):
-    for i, (g, w) in enumerate(zip(got, want)):
-        assert (g is None) == (w is None), i
-        assert g is None or (g.dtype == w.dtype and torch.equal(g, w)), i
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -47,6 +47,19 @@ ROUNDS = 4
 SETTLE = 0.25
 
 
+def step_of(args, xs, dys, weights, forward, prepare):
+    """step(index): the micro-batches of one step, forward(x, *prepare()) and its backward."""
+    def step(i):
+        for weight in weights:
+            weight.grad = None
+        given = prepare()
+        for j in range(i, i + args.micro_batches):
+            x = xs[j % ROTATION]
+            x.grad = None
+            forward(x, *given).backward(dys[j % ROTATION])
+    return step
+
+
 def contenders(args, m, k, n):
     """Name -> callable(index) that runs one forward and backward."""
     device = dict(device="cuda", dtype=torch.bfloat16)
@@ -55,14 +68,7 @@ def contenders(args, m, k, n):
     w = torch.nn.Parameter(torch.randn(n, k, **device) * k**-0.5)
 
     def of(forward, weight, prepare=lambda: ()):
-        def step(i):
-            weight.grad = None
-            given = prepare()
-            for j in range(i, i + args.micro_batches):
-                x = xs[j % ROTATION]
-                x.grad = None
-                forward(x, *given).backward(dys[j % ROTATION])
-        return step
+        return step_of(args, xs, dys, [weight], forward, prepare)
 
     yield "bf16", of(lambda x: torch.nn.functional.linear(x, w), w)
     op = torch.ops.octavo.float8_linear
@@ -130,15 +136,7 @@ def moe_contenders(args, m, d, f, e):
     ops = torch.ops.octavo
 
     def of(forward, prepare=lambda: ()):
-        def step(i):
-            for weight in (gate_up, gate, up, down):
-                weight.grad = None
-            given = prepare()
-            for j in range(i, i + args.micro_batches):
-                x = xs[j % ROTATION]
-                x.grad = None
-                forward(x, *given).backward(dys[j % ROTATION])
-        return step
+        return step_of(args, xs, dys, [gate_up, gate, up, down], forward, prepare)
 
     def network(product, activation, stacked):
         def forward(x):

@@ -7,9 +7,12 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from octavo.distributed import float8_all_gather, precompute_float8_scales
-from octavo.distributed.weights import GatheredWeight, ShardedWeight
+from octavo.distributed import gathered as gathered_weights
+from octavo.distributed.gathered import GatheredWeight
+from octavo.distributed.sharded import ShardedWeight
 from ranks import run_ranks
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -91,7 +94,7 @@ def fsdp(rank, world, recipe, precompute, same_tokens):
     return losses, full(model)
 
 
-def gathered(rank, world, recipe, k, out):
+def gathered(rank, world, recipe, k, out, both):
     """What a rank's linear gets in forward and in backward, of a weight with an outlier, and whether its
     results are those of the whole weight."""
     torch.manual_seed(0)
@@ -99,25 +102,25 @@ def gathered(rank, world, recipe, k, out):
     with torch.no_grad():
         linear.weight[out // 2, k // 2] = 37.0
     model = nn.Sequential(octavo.convert_to_float8_training(linear, recipe=recipe))
-    float8_all_gather(model)
+    float8_all_gather(model, activation_checkpointing=both)
     fully_shard(model[0], reshard_after_forward=True)
     seen = []
 
     def look(w):
-        seen.append((w._bytes.clone(), w._row_scale.clone(), w._column_scale.clone()))
+        seen.append((w._row_bytes.clone(), w._row_scale.clone(), w._column_bytes.clone(), w._column_scale.clone()))
 
     model[0].register_forward_pre_hook(lambda module, args: look(module.weight))
     x = torch.randn(8, k, requires_grad=True)
     y = model(x)
-    original = octavo.distributed.weights._backward
+    original = gathered_weights._backward
 
     def spy(dy, xb, xs, w, *rest):
         look(w)
         return original(dy, xb, xs, w, *rest)
 
-    octavo.distributed.weights._backward = spy
+    gathered_weights._backward = spy
     y.sum().backward()
-    octavo.distributed.weights._backward = original
+    gathered_weights._backward = original
     gradient = model[0].weight.grad.full_tensor()
     reference = octavo.convert_to_float8_training(copy.deepcopy(linear), recipe=recipe)
     x2 = x.detach().clone().requires_grad_()
@@ -127,18 +130,21 @@ def gathered(rank, world, recipe, k, out):
             torch.equal(x.grad, x2.grad), difference({"w": gradient}, {"w": reference.weight.grad}))
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise(flavour=fnuz)"])
+@pytest.mark.parametrize("recipe,both", [
+    ("tensorwise", False), ("rowwise", False), ("rowwise(flavour=fnuz)", False), ("rowwise", True)])
 @pytest.mark.parametrize("world,k,out", [(2, 64, 32), (3, 1024, 4096), (8, 32, 4)])
-def test_gathered_bytes_are_those_of_the_whole_weight(recipe, world, k, out):
-    if out == 4096 and recipe != "rowwise":
+def test_gathered_bytes_are_those_of_the_whole_weight(recipe, both, world, k, out):
+    if out == 4096 and (recipe != "rowwise" or both):
         world, k, out = 3, 128, 512  # the same unevenness, less work
     for seen, (rows, row_scale, transposed, column_scale), y, dx, dw in run_ranks(
-            world, gathered, recipe, k, out):
-        (data, scale, other), (data2, other2, scale2) = seen
+            world, gathered, recipe, k, out, both):
+        (data, scale, _, other), (data1, other1, data2, scale2) = seen
         assert torch.equal(data, rows) and torch.equal(scale, row_scale)
         assert torch.equal(data2.t(), transposed) and torch.equal(scale2, column_scale)
-        if recipe != "tensorwise":  # the other pass's scales cannot be used by mistake
-            assert other.isnan().all() and other2.isnan().all()
+        if both:  # forward's, again
+            assert torch.equal(data1, rows) and torch.equal(other1, row_scale) and other.isnan().all()
+        elif recipe != "tensorwise":  # the other pass's scales cannot be used by mistake
+            assert other.isnan().all() and other1.isnan().all()
         assert y and dx and dw < 1e-6  # dw: an average over ranks of equal numbers
 
 
@@ -193,6 +199,46 @@ def test_compiled_with_fp8_all_gather_is_eager_to_the_bit(recipe):
         assert losses == want and difference(parameters, full(one)) == 0
 
 
+def checkpointed(rank, world, recipe, where, compiled, declared):
+    """Losses and weights, or the error's text, with activation checkpointing within FSDP2's module (as
+    torchtitan has it), around it, or the old kind around it."""
+    model = octavo.convert_to_float8_training(Mlp(h=100), recipe=recipe)
+    float8_all_gather(model, activation_checkpointing=declared)
+    kind = CheckpointImpl.REENTRANT if where == "reentrant" else CheckpointImpl.NO_REENTRANT
+    wrapped = checkpoint_wrapper(model, kind)
+    fully_shard(wrapped if where == "within" else model, reshard_after_forward=True)
+    if compiled:
+        (wrapped if where == "within" else model).compile(backend="aot_eager")
+    first = nn.Identity() if where != "reentrant" else Anchor()
+    whole = fully_shard(nn.Sequential(first, wrapped), reshard_after_forward=True)
+    try:
+        losses = train(whole)
+    except RuntimeError as error:
+        return str(error)
+    return losses, full(model)
+
+
+class Anchor(nn.Module):
+    """Makes its result need a gradient, without which checkpointing of the old kind gives none."""
+
+    def forward(self, x):
+        return x.requires_grad_() * 1.0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("where", ["within", "around", "reentrant"])
+def test_fp8_all_gather_under_activation_checkpointing(where, compiled):
+    """Declared, it is one process without checkpointing, to the bit. Rowwise without the word is an error that
+    has the word, and no loss that is NaN."""
+    for recipe, declared in (("rowwise", True), ("tensorwise", False)):
+        one = octavo.convert_to_float8_training(Mlp(h=100), recipe=recipe)
+        want = train(one)
+        for losses, parameters in run_ranks(2, checkpointed, recipe, where, compiled, declared):
+            assert losses == want and difference(parameters, full(one)) == 0
+    for message in run_ranks(2, checkpointed, "rowwise", where, compiled, False):
+        assert "float8_all_gather(model, activation_checkpointing=True)" in message
+
+
 def wrong_uses(rank, world):
     messages = []
 
@@ -210,6 +256,9 @@ def wrong_uses(rank, world):
         return model
 
     model = sharded("rowwise", False)
+    fails(lambda: model(batch(0)[0]).sum().backward())
+    model = sharded("rowwise", False)
+    model.compile(backend="aot_eager")
     fails(lambda: model(batch(0)[0]).sum().backward())
     model = sharded("tensorwise", False)
     model(batch(0)[0]).sum().backward()  # its bytes serve both passes
@@ -235,7 +284,7 @@ def wrong_uses(rank, world):
 def test_wrong_uses_are_errors_that_say_what_to_do():
     for messages in run_ranks(2, wrong_uses):
         for message, expected in zip(messages, [
-            "reshard_after_forward=True", "activation checkpointing", "tensorwise or rowwise", "convert first",
+            "reshard_after_forward=True", "reshard_after_forward=True", "activation_checkpointing=True", "tensorwise or rowwise", "convert first",
             "another module shares", "before fully_shard", "gathered in high precision"], strict=True):
             assert expected in message
 
@@ -298,13 +347,19 @@ def test_a_checkpoint_of_four_ranks_loads_on_two_and_unconverted(tmp_path):
             assert loaded.keys() == saved.keys() and all(torch.equal(loaded[n], saved[n]) for n in saved)
 
 
-def test_opcheck_of_the_gathered_backward():
+def test_opcheck_of_the_gathered_products():
     ops = torch.ops.octavo
-    x, w, dy = torch.randn(16, 64), torch.randn(32, 64), torch.randn(16, 32)
-    _, x_bytes, x_scale, *_ = ops.float8_linear_forward(x, w, None, "rowwise", True, True, False)
-    _, _, transposed, scale = ops.quantize_weight(w, "rowwise")
-    arguments = (dy, x_bytes, x_scale, transposed.t().contiguous(), scale, "rowwise", torch.float32, torch.float32)
+    x, w, dy, valid = torch.randn(16, 64), torch.randn(32, 64), torch.randn(16, 32), torch.tensor(3)
+    rows, row_scale, transposed, scale = ops.quantize_weight(w, "rowwise")
+    arguments = (x, w, None, "rowwise", True, True, rows, row_scale, valid)
+    torch.library.opcheck(ops.float8_linear_forward_gathered.default, arguments)
+    forward = ops.float8_linear_forward_gathered(*arguments)
+    for got, expected in zip(forward, ops.float8_linear_forward(x, w, None, "rowwise", True, True, False)):
+        assert torch.equal(got, expected)
+    _, x_bytes, x_scale, *_ = forward
+    rest = ("rowwise", torch.float32, torch.float32)
+    arguments = (dy, x_bytes, x_scale, transposed.t().contiguous(), scale, valid, *rest)
     torch.library.opcheck(ops.float8_linear_backward_gathered.default, arguments)
-    want = ops.float8_linear_backward(dy, x_bytes, x_scale, transposed, scale, "rowwise", torch.float32, torch.float32)
+    want = ops.float8_linear_backward(dy, x_bytes, x_scale, transposed, scale, *rest)
     for got, expected in zip(ops.float8_linear_backward_gathered(*arguments), want):
         assert torch.equal(got, expected)

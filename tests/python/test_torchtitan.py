@@ -99,6 +99,15 @@ def test_fsdp_flags_switch_the_fp8_all_gather_on():
         converters.post_optimizer_hook([model])
 
 
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_fp8_all_gather_knows_of_activation_checkpointing(mode):
+    """A rowwise weight's backward then gathers the bytes of both passes."""
+    flags = ["--model.converters=octavo.linear.float8", "--quantize.linear.float8.recipe_name=rowwise",
+             "--quantize.linear.float8.enable_fsdp_float8_all_gather", f"--activation_checkpoint.mode={mode}"]
+    model = llama(build_model_converters(config(*flags), dims(2, 2)).convert)
+    assert model.layers["0"].attention.wq.weight._casts.forward_in_backward == (mode != "none")
+
+
 @pytest.mark.parametrize("grouped_mm", [True, False])
 @pytest.mark.parametrize("name,recipe", [("octavo.grouped_mm.float8", "rowwise"), ("octavo.grouped_mm.mx", "mxfp8")])
 def test_experts(name, recipe, grouped_mm, monkeypatch):

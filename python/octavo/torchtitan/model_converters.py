@@ -43,7 +43,8 @@ class LinearConverter(_Converter):
     """octavo.linear.float8: dense linears by --quantize.linear.float8.*
 
     recipe_name (none: tensorwise, as torchtitan), filter_fqns, enable_fsdp_float8_all_gather (tensorwise and
-    rowwise), precompute_float8_dynamic_scale_for_fsdp. emulate is not asked: the device decides.
+    rowwise; --activation_checkpoint.mode is read for it), precompute_float8_dynamic_scale_for_fsdp. emulate is
+    not asked: the device decides.
     """
 
     def __init__(self, job_config, parallel_dims):
@@ -52,6 +53,8 @@ class LinearConverter(_Converter):
             getattr(self.section, "enable_fsdp_float8_all_gather", False) and parallel_dims.dp_shard_enabled
         )
         self.precompute = self.all_gather and self.section.precompute_float8_dynamic_scale_for_fsdp
+        mode = getattr(getattr(job_config, "activation_checkpoint", None), "mode", "none")
+        self.forward_in_backward = mode != "none"
         self.filter_fqns, self.auto_filter = split_filters(self.section.filter_fqns)
 
     @staticmethod
@@ -72,7 +75,7 @@ class LinearConverter(_Converter):
             module_filter_fn=lambda m, fqn: wanted(m.in_features, m.out_features, self.auto_filter),
         )
         if self.all_gather:
-            float8_all_gather(model)
+            float8_all_gather(model, activation_checkpointing=self.forward_in_backward)
         count = sum(isinstance(m, Float8Linear) for m in model.modules())
         log.info("octavo: %d linears in FP8, recipe %s, FP8 all-gather %s", count, self.recipe, self.all_gather)
 

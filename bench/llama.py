@@ -1,19 +1,23 @@
 """A Llama-3-8B-shaped decoder's training step in PyTorch: BF16, torchao and the octavo package, compiled or eager.
 
     PYTHONPATH=python OCTAVO_BUILD_DIR=build-cuda python bench/llama.py bf16 octavo:rowwise torchao:rowwise
-        [--layers 8] [--tokens 8192] [--eager] [--steps 10]
+        [--layers 8] [--tokens 8192] [--eager] [--steps 10] [--memory-budget 0.9]
+
+    A contender octavo:RECIPE:off makes weights' transposed FP8 layout again in backward instead of keeping it.
 
 One process; each contender builds the same model (every block compiled by itself, the head in high precision),
 converts it with one call and times whole steps: forward, backward, fused AdamW. Median step, tokens a second and
-the ratio to the first contender; the peak of memory. The shape is that of the peers' script, so that figures
-can be put beside its.
+the ratio to the first contender; the peak of memory, without what was allocated before. The shape is that of the
+peers' script, so that figures can be put beside its.
 """
 
 import argparse
+import gc
 import statistics
 import time
 
 import torch
+import torch._functorch.config
 import torch.nn.functional as F
 from torch import nn
 
@@ -70,11 +74,12 @@ class Llama(nn.Module):
 def converted(model, contender):
     if contender == "bf16":
         return model
-    library, recipe = contender.split(":")
+    library, recipe, *keep = contender.split(":")
     if library == "octavo":
         import octavo
 
-        return octavo.convert_to_float8_training(model, recipe=recipe, filter_fqns=["lm_head"])
+        return octavo.convert_to_float8_training(
+            model, recipe=recipe, filter_fqns=["lm_head"], keep_weight_transposed=keep[0] if keep else "auto")
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     return convert_to_float8_training(
@@ -84,6 +89,9 @@ def converted(model, contender):
 def measure(contender, args):
     """Seconds of the median step, loss of the last, bytes of the peak."""
     torch._dynamo.reset()
+    gc.collect()  # models and their optimisers are cycles
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
@@ -112,24 +120,26 @@ def measure(contender, args):
         torch.cuda.synchronize()
         if step >= 4:
             seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds), loss.item(), torch.cuda.max_memory_allocated()
+    return statistics.median(seconds), loss.item(), torch.cuda.max_memory_allocated() - before
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("contenders", nargs="+", help="bf16, octavo:RECIPE or torchao:RECIPE; the first is ratio 1")
+    parser.add_argument("contenders", nargs="+", help="bf16, octavo:RECIPE[:off] or torchao:RECIPE; the first is ratio 1")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    parser.add_argument("--memory-budget", type=float, default=1.0, help="torch.compile's activation memory budget")
     args = parser.parse_args()
+    torch._functorch.config.activation_memory_budget = args.memory_budget
+    torch._functorch.config.is_non_builtin_to_include = args.memory_budget < 1  # our operators count as work too
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {args.layers} layers, {args.tokens} tokens, "
           f"{'eager' if args.eager else 'compiled'}", flush=True)
     first = None
     for contender in args.contenders:
         begin = time.perf_counter()
         seconds, loss, peak = measure(contender, args)
-        torch.cuda.empty_cache()
         first = first or seconds
         print(f"{contender:28} {seconds * 1e3:8.1f} ms {args.tokens / seconds:8.0f} tokens/s {first / seconds:6.3f}x "
               f"{peak / 2**30:6.1f} GiB  loss {loss:.4f}  ({time.perf_counter() - begin:.0f} s in all)", flush=True)

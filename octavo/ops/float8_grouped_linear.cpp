@@ -131,7 +131,7 @@ GroupedBackwardResult float8_grouped_linear_backward_kernel(
   return {dx, dw};
 }
 
-QuantizedWeightResult quantize_experts_weight(const at::Tensor& w, std::string_view recipe) {
+QuantizedResult quantize_experts_weight(const at::Tensor& w, std::string_view recipe) {
   const LinearSpec spec = resolve_experts_for(recipe, w.device());
   check_grouped_weight(w);
   const QuantizedOperand out =

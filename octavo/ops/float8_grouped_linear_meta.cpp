@@ -74,7 +74,7 @@ GroupedBackwardResult grouped_backward_meta(const at::Tensor& dy,
 
 }  // namespace
 
-QuantizedWeightResult quantize_experts_weight_meta(const at::Tensor& w, std::string_view recipe) {
+QuantizedResult quantize_experts_weight_meta(const at::Tensor& w, std::string_view recipe) {
   const LinearSpec spec = resolve_experts_for(recipe, w.device());
   check_grouped_weight(w);
   const c10::SymInt e = w.sym_size(0), n = w.sym_size(1), k = w.sym_size(2);

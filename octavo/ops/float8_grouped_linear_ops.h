@@ -51,8 +51,8 @@ at::Tensor float8_grouped_linear_recorded(const at::Tensor& x, const at::Tensor&
                                           const GroupedLinearOptions& options);
 
 /// quantize_weight() of experts' weights (E, N, K), and its shapes on symbolic sizes.
-QuantizedWeightResult quantize_experts_weight(const at::Tensor& w, std::string_view recipe);
-QuantizedWeightResult quantize_experts_weight_meta(const at::Tensor& w, std::string_view recipe);
+QuantizedResult quantize_experts_weight(const at::Tensor& w, std::string_view recipe);
+QuantizedResult quantize_experts_weight_meta(const at::Tensor& w, std::string_view recipe);
 
 /// The three grouped products' layouts on `device`, with its own flavour.
 LinearSpec resolve_experts_for(std::string_view recipe, at::Device device);

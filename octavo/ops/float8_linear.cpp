@@ -40,10 +40,11 @@ at::Tensor float8_linear_kernel(const at::Tensor& x, const at::Tensor& w,
   check_quantized("w_transposed", w, w_transposed, w_transposed_scale);
   return std::get<0>(call_float8_linear_forward(x, w, bias, recipe, /*need_dx=*/false,
                                                 /*need_dw=*/false, /*keep=*/false, w_rows,
-                                                w_rows_scale));
+                                                w_rows_scale, /*x_rows=*/std::nullopt,
+                                                /*x_rows_scale=*/std::nullopt));
 }
 
-QuantizedWeightResult quantize_weight_kernel(const at::Tensor& w, std::string_view recipe) {
+QuantizedResult quantize_weight_kernel(const at::Tensor& w, std::string_view recipe) {
   if (w.dim() == 3) return quantize_experts_weight(w, recipe);
   const LinearSpec spec = resolve_for(recipe, w.device());
   check_weight_argument(w);
@@ -52,14 +53,16 @@ QuantizedWeightResult quantize_weight_kernel(const at::Tensor& w, std::string_vi
   return {layouts.rows, layouts.rows_scale, layouts.transposed, layouts.transposed_scale};
 }
 
-ForwardResult forward_kernel(const at::Tensor& x, const at::Tensor& w,
-                             const std::optional<at::Tensor>& bias, std::string_view recipe,
-                             bool need_dx, bool need_dw, bool keep_weight_transposed,
-                             const std::optional<at::Tensor>& w_rows,
-                             const std::optional<at::Tensor>& w_rows_scale) {
-  return float8_linear_forward_kernel(x, w, bias, recipe, need_dx, need_dw, keep_weight_transposed,
-                                      w_rows, w_rows_scale, /*x_rows=*/std::nullopt,
-                                      /*x_rows_scale=*/std::nullopt);
+QuantizedResult quantize_input_kernel(const at::Tensor& x, std::string_view recipe, bool need_dw) {
+  const LinearSpec spec = resolve_for(recipe, x.device());
+  check_input_argument(x);
+  const bool transposed = need_dw && !spec.dw.high_precision();
+  const QuantizedLayouts layouts = layouts_of(
+      quantize_operand(as_matrix(x), {.rows = spec.forward.a,
+                                      .transposed = transposed ? spec.dw.b : std::nullopt,
+                                      .together = Together::kRows}));
+  return {layouts.rows, layouts.rows_scale, transposed ? layouts.transposed : absent(x, at::kByte),
+          transposed ? layouts.transposed_scale : absent(x, at::kFloat)};
 }
 
 BackwardResult backward_kernel(const at::Tensor& dy, const std::optional<at::Tensor>& x,
@@ -166,14 +169,16 @@ LinearSpec resolve_for(std::string_view recipe, at::Device device) {
 
 TORCH_LIBRARY_IMPL(octavo, CPU, m) {
   m.impl("float8_linear", &float8_linear_kernel);
-  m.impl("float8_linear_forward", &forward_kernel);
+  m.impl("float8_linear_forward", &float8_linear_forward_kernel);
   m.impl("float8_linear_backward", &backward_kernel);
+  m.impl("quantize_input", &quantize_input_kernel);
   m.impl("quantize_weight", &quantize_weight_kernel);
 }
 TORCH_LIBRARY_IMPL(octavo, CUDA, m) {
   m.impl("float8_linear", &float8_linear_kernel);
-  m.impl("float8_linear_forward", &forward_kernel);
+  m.impl("float8_linear_forward", &float8_linear_forward_kernel);
   m.impl("float8_linear_backward", &backward_kernel);
+  m.impl("quantize_input", &quantize_input_kernel);
   m.impl("quantize_weight", &quantize_weight_kernel);
 }
 

@@ -1,6 +1,7 @@
 // Autograd and autocast of float8_linear. The Function calls the _forward and _backward operators
 // through the dispatcher, so tracers see them with everything they exchange.
 #include <ATen/autocast_mode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -41,9 +42,18 @@ class Float8Linear : public torch::autograd::Function<Float8Linear> {
         result = float8_linear_forward_kernel(
             x, w, bias, recipe, need_dx, need_dw && !given.input.transposed.defined(),
             keep_weight_transposed, w_rows, w_rows_scale, given.input.rows, given.input.rows_scale);
+      } else if (c10::impl::TorchDispatchModeTLS::any_modes_set()) {
+        // A tracer sees two calls, so that linears of one x can share the first.
+        const auto [x_rows, x_rows_scale, x_bytes, x_scale] =
+            call_quantize_input(x, recipe, need_dw);
+        result = call_float8_linear_forward(x, w, bias, recipe, need_dx, /*need_dw=*/false,
+                                            keep_weight_transposed, w_rows, w_rows_scale, x_rows,
+                                            x_rows_scale);
+        std::get<1>(result) = x_bytes;
+        std::get<2>(result) = x_scale;
       } else {
         result = call_float8_linear_forward(x, w, bias, recipe, need_dx, need_dw,
-                                            keep_weight_transposed, w_rows, w_rows_scale);
+                                            keep_weight_transposed, w_rows, w_rows_scale, {}, {});
       }
     }
     auto& [y, x_bytes, x_scale, w_bytes, w_scale] = result;
@@ -141,7 +151,14 @@ at::Tensor float8_linear_autograd(const at::Tensor& x, const at::Tensor& w,
                        or_undefined(w_transposed_scale)}});
 }
 
-QuantizedWeightResult quantize_weight_autograd(const at::Tensor& w, std::string_view recipe) {
+QuantizedResult quantize_input_autograd(const at::Tensor& x, std::string_view recipe,
+                                        bool need_dw) {
+  refuse_tangents("quantize_input", {x});
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return call_quantize_input(x, recipe, need_dw);
+}
+
+QuantizedResult quantize_weight_autograd(const at::Tensor& w, std::string_view recipe) {
   refuse_tangents("quantize_weight", {w});
   at::AutoDispatchBelowADInplaceOrView guard;
   return call_quantize_weight(w, recipe);
@@ -151,13 +168,16 @@ ForwardResult forward_autograd(const at::Tensor& x, const at::Tensor& w,
                                const std::optional<at::Tensor>& bias, std::string_view recipe,
                                bool need_dx, bool need_dw, bool keep_weight_transposed,
                                const std::optional<at::Tensor>& w_rows,
-                               const std::optional<at::Tensor>& w_rows_scale) {
+                               const std::optional<at::Tensor>& w_rows_scale,
+                               const std::optional<at::Tensor>& x_rows,
+                               const std::optional<at::Tensor>& x_rows_scale) {
   refuse_tangents("float8_linear_forward", {x, w, bias.value_or(at::Tensor())});
   ForwardResult result;
   {
     at::AutoDispatchBelowADInplaceOrView guard;
-    result = call_float8_linear_forward(x, w, bias, recipe, need_dx, need_dw,
-                                        keep_weight_transposed, w_rows, w_rows_scale);
+    result =
+        call_float8_linear_forward(x, w, bias, recipe, need_dx, need_dw, keep_weight_transposed,
+                                   w_rows, w_rows_scale, x_rows, x_rows_scale);
   }
   if (requires_derivative({x, w, bias.value_or(at::Tensor())})) {
     std::get<0>(result) =
@@ -236,6 +256,7 @@ TORCH_LIBRARY_IMPL(octavo, Autograd, m) {
   m.impl("float8_linear", &float8_linear_autograd);
   m.impl("float8_linear_forward", &forward_autograd);
   m.impl("float8_linear_backward", &backward_autograd);
+  m.impl("quantize_input", &quantize_input_autograd);
   m.impl("quantize_weight", &quantize_weight_autograd);
 }
 
@@ -243,6 +264,7 @@ TORCH_LIBRARY_IMPL(octavo, AutocastCPU, m) {
   m.impl("float8_linear", &float8_linear_autocast<at::kCPU>);
   m.impl("float8_linear_forward", &below_autocast<&call_float8_linear_forward>::call);
   m.impl("float8_linear_backward", &below_autocast<&call_float8_linear_backward>::call);
+  m.impl("quantize_input", &below_autocast<&call_quantize_input>::call);
   m.impl("quantize_weight", &below_autocast<&call_quantize_weight>::call);
 }
 
@@ -250,6 +272,7 @@ TORCH_LIBRARY_IMPL(octavo, AutocastCUDA, m) {
   m.impl("float8_linear", &float8_linear_autocast<at::kCUDA>);
   m.impl("float8_linear_forward", &below_autocast<&call_float8_linear_forward>::call);
   m.impl("float8_linear_backward", &below_autocast<&call_float8_linear_backward>::call);
+  m.impl("quantize_input", &below_autocast<&call_quantize_input>::call);
   m.impl("quantize_weight", &below_autocast<&call_quantize_weight>::call);
 }
 

@@ -38,10 +38,13 @@ ForwardResult forward_meta(const at::Tensor& x, const at::Tensor& w,
                            const std::optional<at::Tensor>& bias, std::string_view recipe,
                            bool need_dx, bool need_dw, bool keep_weight_transposed,
                            const std::optional<at::Tensor>& w_rows,
-                           const std::optional<at::Tensor>& w_rows_scale) {
+                           const std::optional<at::Tensor>& w_rows_scale,
+                           const std::optional<at::Tensor>& x_rows,
+                           const std::optional<at::Tensor>& x_rows_scale) {
   const LinearSpec spec = resolve_for(recipe, x.device());
   check_forward_arguments(x, w, bias);
   check_quantized("w_rows", w, w_rows, w_rows_scale);
+  check_quantized("x_rows", x, x_rows, x_rows_scale);
   const c10::SymInt m = leading_size(x), n = w.sym_size(0), k = w.sym_size(1);
   const bool keep_x = need_dw && !spec.dw.high_precision();
   const bool keep_w = need_dx && keep_weight_transposed;
@@ -74,7 +77,18 @@ BackwardResult backward_meta(const at::Tensor& dy, const std::optional<at::Tenso
   return {dx, dw, dbias};
 }
 
-QuantizedWeightResult quantize_weight_meta(const at::Tensor& w, std::string_view recipe) {
+QuantizedResult quantize_input_meta(const at::Tensor& x, std::string_view recipe, bool need_dw) {
+  const LinearSpec spec = resolve_for(recipe, x.device());
+  check_input_argument(x);
+  const c10::SymInt m = leading_size(x), k = x.sym_size(-1);
+  const bool transposed = need_dw && !spec.dw.high_precision();
+  return {
+      empty_bytes(x, m, k), empty_flat_scale_meta(x, spec.forward.a->granularity, m, k),
+      transposed ? empty_bytes(x, k, m) : nothing(x, at::kByte),
+      transposed ? empty_flat_scale_meta(x, spec.dw.b->granularity, k, m) : nothing(x, at::kFloat)};
+}
+
+QuantizedResult quantize_weight_meta(const at::Tensor& w, std::string_view recipe) {
   if (w.dim() == 3) return quantize_experts_weight_meta(w, recipe);
   const LinearSpec spec = resolve_for(recipe, w.device());
   check_weight_argument(w);
@@ -89,6 +103,7 @@ TORCH_LIBRARY_IMPL(octavo, Meta, m) {
   m.impl("float8_linear", &float8_linear_meta);
   m.impl("float8_linear_forward", &forward_meta);
   m.impl("float8_linear_backward", &backward_meta);
+  m.impl("quantize_input", &quantize_input_meta);
   m.impl("quantize_weight", &quantize_weight_meta);
 }
 

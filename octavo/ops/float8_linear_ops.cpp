@@ -45,19 +45,23 @@ at::Tensor call_float8_linear(const at::Tensor& x, const at::Tensor& w,
                  w_transposed_scale);
 }
 
-ForwardResult call_float8_linear_forward(const at::Tensor& x, const at::Tensor& w,
-                                         const std::optional<at::Tensor>& bias,
-                                         std::string_view recipe, bool need_dx, bool need_dw,
-                                         bool keep_weight_transposed,
-                                         const std::optional<at::Tensor>& w_rows,
-                                         const std::optional<at::Tensor>& w_rows_scale) {
+ForwardResult call_float8_linear_forward(
+    const at::Tensor& x, const at::Tensor& w, const std::optional<at::Tensor>& bias,
+    std::string_view recipe, bool need_dx, bool need_dw, bool keep_weight_transposed,
+    const std::optional<at::Tensor>& w_rows, const std::optional<at::Tensor>& w_rows_scale,
+    const std::optional<at::Tensor>& x_rows, const std::optional<at::Tensor>& x_rows_scale) {
   static const auto op =
       find_operator<decltype(call_float8_linear_forward)>("octavo::float8_linear_forward");
-  return op.call(x, w, bias, recipe, need_dx, need_dw, keep_weight_transposed, w_rows,
-                 w_rows_scale);
+  return op.call(x, w, bias, recipe, need_dx, need_dw, keep_weight_transposed, w_rows, w_rows_scale,
+                 x_rows, x_rows_scale);
 }
 
-QuantizedWeightResult call_quantize_weight(const at::Tensor& w, std::string_view recipe) {
+QuantizedResult call_quantize_input(const at::Tensor& x, std::string_view recipe, bool need_dw) {
+  static const auto op = find_operator<decltype(call_quantize_input)>("octavo::quantize_input");
+  return op.call(x, recipe, need_dw);
+}
+
+QuantizedResult call_quantize_weight(const at::Tensor& w, std::string_view recipe) {
   static const auto op = find_operator<decltype(call_quantize_weight)>("octavo::quantize_weight");
   return op.call(w, recipe);
 }

@@ -25,12 +25,11 @@ at::Tensor call_float8_linear(const at::Tensor& x, const at::Tensor& w,
                               const std::optional<at::Tensor>& w_transposed,
                               const std::optional<at::Tensor>& w_transposed_scale);
 
-ForwardResult call_float8_linear_forward(const at::Tensor& x, const at::Tensor& w,
-                                         const std::optional<at::Tensor>& bias,
-                                         std::string_view recipe, bool need_dx, bool need_dw,
-                                         bool keep_weight_transposed,
-                                         const std::optional<at::Tensor>& w_rows,
-                                         const std::optional<at::Tensor>& w_rows_scale);
+ForwardResult call_float8_linear_forward(
+    const at::Tensor& x, const at::Tensor& w, const std::optional<at::Tensor>& bias,
+    std::string_view recipe, bool need_dx, bool need_dw, bool keep_weight_transposed,
+    const std::optional<at::Tensor>& w_rows, const std::optional<at::Tensor>& w_rows_scale,
+    const std::optional<at::Tensor>& x_rows, const std::optional<at::Tensor>& x_rows_scale);
 
 BackwardResult call_float8_linear_backward(const at::Tensor& dy, const std::optional<at::Tensor>& x,
                                            const std::optional<at::Tensor>& x_scale,
@@ -39,8 +38,9 @@ BackwardResult call_float8_linear_backward(const at::Tensor& dy, const std::opti
                                            std::string_view recipe, at::ScalarType dw_dtype,
                                            std::optional<at::ScalarType> dbias_dtype);
 
-using QuantizedWeightResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-QuantizedWeightResult call_quantize_weight(const at::Tensor& w, std::string_view recipe);
+using QuantizedResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+QuantizedResult call_quantize_input(const at::Tensor& x, std::string_view recipe, bool need_dw);
+QuantizedResult call_quantize_weight(const at::Tensor& w, std::string_view recipe);
 
 /// The kernel of float8_linear_backward. With `accumulate_into` (contiguous, of dw's sizes and
 /// dtype) dw is added to it and is that tensor, and with `dx_into` dx to that: no operator, because

@@ -18,16 +18,24 @@ TORCH_LIBRARY(octavo, m) {
       "quantize_weight(Tensor w, str recipe=\"rowwise\") "
       "-> (Tensor w_rows, Tensor w_rows_scale, Tensor w_transposed, Tensor w_transposed_scale)");
 
-  // The same, with what backward needs as explicit outputs:
+  // What float8_linear makes of x (..., K) = (M, K) by itself: x_rows (M, K), and x_bytes and
+  // x_scale as float8_linear_forward has them. Graphs that are traced hold it as a call of its own,
+  // so that linears of one x share it once a compiler has removed what is there twice.
+  m.def(
+      "quantize_input(Tensor x, str recipe, bool need_dw) "
+      "-> (Tensor x_rows, Tensor x_rows_scale, Tensor x_bytes, Tensor x_scale)");
+
+  // float8_linear with what backward needs as explicit outputs:
   //   x_bytes (K, M), x_scale: x transposed, where need_dw and the recipe's dw product is in FP8
   //   w_bytes (K, N), w_scale: w transposed, where need_dx and keep_weight_transposed
-  // and empty (0) tensors otherwise. With w_rows given, w's rows are not quantised. Scales are
-  // flat, in memory order (ops/scale_layout.h). FP8 data and e8m0 scales cross as uint8: torch 2.11
-  // cannot compare FP8 tensors (allclose), so opcheck could not test an operator that takes them.
+  // and empty (0) tensors otherwise. With w_rows or x_rows given, those rows are not quantised.
+  // Scales are flat, in memory order (ops/scale_layout.h). FP8 data and e8m0 scales cross as uint8:
+  // torch 2.11 cannot compare FP8 tensors (allclose), so opcheck could not test an operator that
+  // takes them.
   m.def(
       "float8_linear_forward(Tensor x, Tensor w, Tensor? bias, str recipe, bool need_dx, "
       "bool need_dw, bool keep_weight_transposed, Tensor? w_rows=None, "
-      "Tensor? w_rows_scale=None) "
+      "Tensor? w_rows_scale=None, Tensor? x_rows=None, Tensor? x_rows_scale=None) "
       "-> (Tensor y, Tensor x_bytes, Tensor x_scale, Tensor w_bytes, Tensor w_scale)");
 
   // dx (..., K) in dy's dtype, wanted where w is given; dw (N, K) in dw_dtype, wanted where x is

@@ -8,7 +8,7 @@ torch.compile, FSDP2, DDP, autocast, activation checkpointing and state dicts wo
 torchao code changes one import: octavo.compat.torchao has torchao.float8's names and defaults.
 """
 
-from octavo import _library
+from octavo import _library, flops  # flops: registers what torch's counter counts
 from octavo.cache import WeightCache
 from octavo.convert import convert_to_float8_training
 from octavo.experts import convert_moe_training, grouped_linear

@@ -78,6 +78,7 @@ def convert_to_float8_training(
     filter_fqns: Iterable[str] = (),
     allow_unmatched: bool = False,
     auto_filter_small: bool = False,
+    keep_weight_transposed: str = "auto",
 ) -> nn.Module:
     """Replaces the torch.nn.Linear modules of `module` by Float8Linear, in place, and returns it; a root
     that is itself a linear is returned converted. Parameters stay the tensors they are: ties, optimisers
@@ -88,12 +89,14 @@ def convert_to_float8_training(
     filter_fqns: linears whose name contains an entry stay in high precision; entries match the model's own
     names, Hugging Face's and torchtitan's. module_filter_fn(linear, name): asked for every other linear,
     False keeps it in high precision. auto_filter_small: leaves linears for which is_small() holds.
+    keep_weight_transposed: Float8Linear's; "off" saves memory. A config says it itself
+    (force_recompute_fp8_weight_in_bwd).
 
     Errors, before anything is changed: ValueError for both recipe and config, for an entry that matches
     nothing unless allow_unmatched, for a linear with a forward of its own or a parametrised weight that
     nothing leaves out, and where nothing would be converted.
     """
-    settings = settings_of(recipe, config)
+    settings = settings_of(recipe, config, keep_weight_transposed)
     names = NameFilter("filter_fqns", filter_fqns)
     chosen: list[tuple[str, nn.Linear]] = []
     left: dict[str, str] = {}
@@ -133,7 +136,8 @@ def convert_to_float8_training(
 
     converted = {
         id(child): Float8Linear.from_float(
-            child, config=config, recipe=None if config is not None else settings.recipe
+            child, config=config, recipe=None if config is not None else settings.recipe,
+            keep_weight_transposed=settings.keep_weight_transposed,
         )
         for _, child in chosen
     }

@@ -88,6 +88,44 @@ def test_the_graph_holds_our_operators_and_no_copies():
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+def test_linears_of_one_input_quantise_it_once_and_keep_it_once(recipe):
+    """As Inductor partitions graphs: q, k and v of an attention."""
+    torch._dynamo.reset()
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    torch.manual_seed(0)
+    weights = [torch.randn(n, 64, requires_grad=True) for n in (72, 24, 24)]
+
+    def three(x):
+        return sum(octavo.float8_linear(x, w, None, recipe).square().sum() for w in weights)
+
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition)
+    results = []
+    for run in (torch.compile(three, backend=backend, fullgraph=True), three):
+        x = torch.linspace(-1, 1, 96 * 64).view(96, 64).requires_grad_()
+        for w in weights:
+            w.grad = None
+        loss = run(x)
+        loss.backward()
+        results.append((loss.detach(), x.grad, *(w.grad for w in weights)))
+    for got, want in zip(*results):
+        assert torch.equal(got, want)
+    forward = graphs[0].graph
+    assert sum(node.target is octavo.quantize_input.default for node in forward.nodes) == 1
+    saved = next(node for node in forward.nodes if node.op == "output").args[0]
+    values = [node.meta["val"] for node in saved if isinstance(node.meta.get("val"), torch.Tensor)]
+    kept = sum(value.dtype == torch.uint8 and value.shape == (64, 96) for value in values)
+    assert kept == (0 if "hp" in recipe else 1)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_a_quantised_weight_is_an_input_of_the_graph(recipe):
     torch._dynamo.reset()
     from torch._dynamo.backends.common import aot_autograd

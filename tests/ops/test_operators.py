@@ -73,6 +73,21 @@ def test_opcheck_with_a_quantised_weight(recipe):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+def test_opcheck_with_a_quantised_input(recipe):
+    x, w, bias = operands(requires_grad=False)
+    x = x.view(2, 20, 136)
+    for need_dw in (True, False):
+        opcheck(octavo.quantize_input.default, (x, recipe, need_dw))
+    rows, rows_scale, x_bytes, x_scale = octavo.quantize_input(x, recipe, True)
+    arguments = (x, w, bias, recipe, True, False, True, None, None, rows, rows_scale)
+    opcheck(octavo.float8_linear_forward.default, arguments)
+    got = octavo.float8_linear_forward(*arguments)
+    want = octavo.float8_linear_forward(x, w, bias, recipe, True, True, True)
+    for given, expected in zip((got[0], x_bytes, x_scale, *got[3:]), want):
+        assert torch.equal(given, expected)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("parts", ["both", "rows", "transposed"])
 def test_a_quantised_weight_changes_no_bit(recipe, parts):
     x, w, bias = operands()
@@ -156,7 +171,7 @@ def test_quantize_and_scaled_mm_make_a_linear(granularities):
 
 def test_every_operator_has_the_kernels_of_its_keys():
     for name in ["float8_linear", "float8_linear_forward", "float8_linear_backward",
-                 "quantize_weight", "quantize", "scaled_mm"]:
+                 "quantize_input", "quantize_weight", "quantize", "scaled_mm"]:
         for key in ["CPU", "Meta", "Autograd", "AutocastCPU", "AutocastCUDA"]:
             assert torch._C._dispatch_has_kernel_for_dispatch_key(f"octavo::{name}", key), (name, key)
 

@@ -107,8 +107,9 @@ def _forward(func, x, w, bias, recipe, *flags):
     # layout has no meaning then.
     alone = func is ops.float8_linear.default
     need_dx, need_dw = (False, False) if alone else flags[:2]
+    quantised_x = () if alone else flags[5:]  # beside the weight's, which is not given here
     result = ops.float8_linear_forward_gathered(
-        x, w.stand_in(), bias, recipe, need_dx, need_dw, w._row_bytes, w._row_scale, w._valid
+        x, w.stand_in(), bias, recipe, need_dx, need_dw, w._row_bytes, w._row_scale, w._valid, *quantised_x
     )
     return result[0] if alone else result
 
@@ -138,8 +139,8 @@ def _check_columns(valid: Tensor) -> None:
         )
 
 
-def _run_forward(x, w, bias, recipe, need_dx, need_dw, w_bytes, w_scale, valid):
-    return ops.float8_linear_forward(x, w, bias, recipe, need_dx, need_dw, False, w_bytes, w_scale)
+def _run_forward(x, w, bias, recipe, need_dx, need_dw, w_bytes, w_scale, valid, *quantised_x):
+    return ops.float8_linear_forward(x, w, bias, recipe, need_dx, need_dw, False, w_bytes, w_scale, *quantised_x)
 
 
 def _transpose_and_run(dy, x, x_scale, w_bytes, w_scale, valid, recipe, dw_dtype, dbias_dtype=None):
@@ -161,8 +162,8 @@ def _checked(check, position, run):
 _library = torch.library.Library("octavo", "FRAGMENT")
 _library.define(
     "float8_linear_forward_gathered(Tensor x, Tensor w, Tensor? bias, str recipe, bool need_dx, bool need_dw, "
-    "Tensor w_bytes, Tensor w_scale, Tensor valid) -> (Tensor y, Tensor x_bytes, Tensor x_scale, Tensor "
-    "w_bytes, Tensor w_scale)"
+    "Tensor w_bytes, Tensor w_scale, Tensor valid, Tensor? x_rows=None, Tensor? x_rows_scale=None) -> "
+    "(Tensor y, Tensor x_bytes, Tensor x_scale, Tensor w_bytes, Tensor w_scale)"
 )
 _library.define(
     "float8_linear_backward_gathered(Tensor dy, Tensor? x, Tensor? x_scale, Tensor w_bytes, Tensor w_scale, "

@@ -31,6 +31,7 @@ or of this checkout (PYTHONPATH=python). The two should take the same time.
 import argparse
 import os
 import pathlib
+import re
 import statistics
 import time
 
@@ -219,6 +220,7 @@ def main():
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--cuda-graphs", action="store_true")
     parser.add_argument("--no-peers", action="store_true", help="Octavo and BF16 only")
+    parser.add_argument("--only", default="", help="contenders whose name matches this expression, and bf16")
     parser.add_argument("--package", action="store_true", help="octavo.Float8Linear too")
     args = parser.parse_args()
     args.shapes = args.shapes or (MOE_SHAPES if args.moe else SHAPES)
@@ -231,7 +233,8 @@ def main():
     for shape in args.shapes.split(","):
         torch.manual_seed(0)
         sizes = map(int, shape.split("x"))
-        steps = list((moe_contenders if args.moe else contenders)(args, *sizes))
+        steps = [(name, step) for name, step in (moe_contenders if args.moe else contenders)(args, *sizes)
+                 if name == "bf16" or re.search(args.only, name)]
         if args.cuda_graphs:
             steps += [(f"{name}, CUDA graph", graphed(step)) for name, step in steps
                       if not name.startswith("torchao")]

@@ -53,6 +53,9 @@ void add_step_benchmark(CLI::App& command) {
       ->type_name("INTEGER");
   sub->add_flag("--breakdown", options->breakdown,
                 "a step's time by kind of kernel, and its launches");
+  sub->add_flag("--unfused", options->unfused,
+                "each recipe also with fusion false; with --breakdown, the share of FP8's overhead "
+                "that fusion recovers");
   sub->add_option_function<std::string>(
          "--json", [options](const std::string& path) { options->json = path; },
          "write the figures to FILE as JSON; without FILE, print them instead of the table")

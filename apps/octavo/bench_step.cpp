@@ -61,6 +61,7 @@ class Marks {
 struct StepContender {
   std::string name;
   std::optional<Recipe> recipe = {};
+  bool fusion = true;
   std::vector<double> seconds = {};
   std::int64_t peak = 0;
   StepWork work = {};
@@ -77,9 +78,29 @@ std::vector<StepContender> contenders_of(const BenchStepOptions& options,
     train::TrainConfig with = config;
     with.recipe = word;
     if (word == "high_precision") continue;
-    contenders.push_back({.name = word, .recipe = train::training_recipe(with)});
+    const Recipe recipe = *train::training_recipe(with);
+    contenders.push_back({.name = word, .recipe = recipe, .fusion = config.fusion});
+    if (options.unfused)
+      contenders.push_back({.name = word + ", unfused", .recipe = recipe, .fusion = false});
   }
   return contenders;
+}
+
+// Seconds of a step outside of products and attention.
+double surrounding_seconds(const StepProfile& profile) {
+  const auto share = profile.share();
+  return profile.seconds *
+         (share[std::size_t(StepKind::kQuantisation)] + share[std::size_t(StepKind::kProducers)] +
+          share[std::size_t(StepKind::kOptimiser)] + share[std::size_t(StepKind::kRest)]);
+}
+
+// bench_step()'s share of the overhead; n/a where an FP8 linear is one entry of the profile.
+ordered_json recovered(const StepContender& fused, const StepContender& unfused,
+                       const StepContender& high_precision, c10::Device device) {
+  if (device.is_cpu() || !fused.profile || !unfused.profile || !high_precision.profile) return {};
+  const double base = surrounding_seconds(*high_precision.profile);
+  return 1.0 - (surrounding_seconds(*fused.profile) - base) /
+                   (surrounding_seconds(*unfused.profile) - base);
 }
 
 void set_recipe(models::Llama& model, const train::TrainConfig& config,
@@ -163,6 +184,7 @@ void bench_step(const BenchStepOptions& options) {
       columns.push_back({name(StepKind(kind)), name(StepKind(kind)), 12, 3});
     columns.push_back({"idle", "idle", 6, 3});
     columns.push_back({"launches", "launches", 8, 0});
+    if (options.unfused) columns.push_back({"recovered", "overhead_recovered", 9, 3});
   }
   BenchOptions head;
   head.device = config.device;
@@ -195,7 +217,6 @@ void bench_step(const BenchStepOptions& options) {
                   fixed(peak->fp8.value_or(peak->bf16) * 1e-12, 0) + " TFLOP/s)"
             : std::string(": n/a, the device's peaks are not known")));
 
-  nn::set_fusion(*prepared.model, config.fusion);
   if (config.weight_cache) nn::enable_weight_caches(*prepared.model);
   train::AdamW optimizer(train::module_parameters(*prepared.model),
                          train::AdamW::Options::of(config));
@@ -205,6 +226,7 @@ void bench_step(const BenchStepOptions& options) {
   // `timed` steps after `warm` others; the last figures must be numbers.
   const auto run = [&](StepContender& contender, int warm, int timed, bool profiles) {
     set_recipe(prepared.model, config, contender.recipe);
+    nn::set_fusion(*prepared.model, contender.fusion);
     optimizer.zero_grad();
     train::release_unused_memory(device);
     train::TrainStep step(prepared.model, optimizer, train::TrainStep::Options::of(config));
@@ -244,7 +266,8 @@ void bench_step(const BenchStepOptions& options) {
 
   const double base = train::median(contenders[0].seconds);
   ordered_json kernels;
-  for (const StepContender& contender : contenders) {
+  for (std::size_t i = 0; i < contenders.size(); ++i) {
+    const StepContender& contender = contenders[i];
     if (!contender.skipped.empty()) {
       report.skipped({contender.name}, contender.skipped);
       continue;
@@ -266,6 +289,12 @@ void bench_step(const BenchStepOptions& options) {
       for (const double share : contender.profile->share()) cells.push_back(share);
       cells.push_back(contender.profile->idle());
       cells.push_back(contender.profile->launches());
+      if (options.unfused) {
+        const bool before_its_twin = i % 2 == 1;
+        cells.push_back(before_its_twin
+                            ? recovered(contender, contenders[i + 1], contenders[0], device)
+                            : ordered_json());
+      }
       kernels[contender.name] = kernels_json(*contender.profile);
     }
     report.row(cells);

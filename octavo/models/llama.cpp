@@ -72,8 +72,8 @@ torch::Tensor LlamaAttentionImpl::forward(const torch::Tensor& x, const RopeTabl
   // there.
   const auto qkv =
       nn::forward_together(x, {q_proj.get(), k_proj.get(), v_proj.get()}, fusion && x.is_cpu());
-  const at::Tensor q = rotate(normed(q_norm, split(qkv[0], config.heads)), rope);
-  at::Tensor k = rotate(normed(k_norm, split(qkv[1], config.kv_heads)), rope);
+  auto [q, k] = rotate(normed(q_norm, split(qkv[0], config.heads)),
+                       normed(k_norm, split(qkv[1], config.kv_heads)), rope);
   at::Tensor v = split(qkv[2], config.kv_heads);
   if (cache != nullptr) std::tie(k, v) = cache->append(layer, k, v);
   const at::Tensor y_BHTP =

@@ -40,8 +40,9 @@ RopeTable make_rope_table(std::int64_t sequence, std::int64_t head_dim, double t
   return {as_table(cosine, cosine), as_table(-sine, sine)};
 }
 
-at::Tensor rotate(const at::Tensor& x, const RopeTable& table) {
-  return rope(x, table.cosine, table.sine);
+std::tuple<at::Tensor, at::Tensor> rotate(const at::Tensor& q, const at::Tensor& k,
+                                          const RopeTable& table) {
+  return rope_query_key(q, k, table.cosine, table.sine);
 }
 
 }  // namespace octavo::models

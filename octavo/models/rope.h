@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <tuple>
 
 #include "octavo/models/rope_scaling.h"
 
@@ -23,7 +24,9 @@ struct RopeTable {
 RopeTable make_rope_table(std::int64_t sequence, std::int64_t head_dim, double theta,
                           const at::Device& device, const RopeScaling& scaling = {});
 
-/// x (B, T, H, P) turned by its positions' angles, differentiable: octavo::rope() (ops/rope.h).
-at::Tensor rotate(const at::Tensor& x, const RopeTable& table);
+/// Queries (B, T, H, P) and keys (B, T, H', P) turned by their positions' angles, differentiable:
+/// octavo::rope_query_key() (ops/rope.h).
+std::tuple<at::Tensor, at::Tensor> rotate(const at::Tensor& q, const at::Tensor& k,
+                                          const RopeTable& table);
 
 }  // namespace octavo::models

@@ -171,6 +171,9 @@ TORCH_LIBRARY(octavo, m) {
 
   // x (B, T, H, P) turned by its positions' angles, differentiable (ops/rope.h).
   m.def("rope(Tensor x, Tensor cosine, Tensor sine, bool inverse=False) -> Tensor");
+  m.def(
+      "rope_query_key(Tensor q, Tensor k, Tensor cosine, Tensor sine, bool inverse=False) "
+      "-> (Tensor, Tensor)");
 
   // The mean cross-entropy of x . w^T in nats, differentiable (ops/linear_cross_entropy.h).
   m.def(

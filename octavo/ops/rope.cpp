@@ -17,9 +17,24 @@ at::Tensor call_rope(const at::Tensor& x, const at::Tensor& cosine, const at::Te
   return op.call(x, cosine, sine, inverse);
 }
 
+std::tuple<at::Tensor, at::Tensor> call_rope_query_key(const at::Tensor& q, const at::Tensor& k,
+                                                       const at::Tensor& cosine,
+                                                       const at::Tensor& sine, bool inverse) {
+  static const auto op = find_operator<decltype(call_rope_query_key)>("octavo::rope_query_key");
+  return op.call(q, k, cosine, sine, inverse);
+}
+
 at::Tensor rope_meta(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine, bool) {
   check_rope(x, cosine, sine);
   return at::empty_symint(x.sym_sizes(), x.options());
+}
+
+std::tuple<at::Tensor, at::Tensor> rope_query_key_meta(const at::Tensor& q, const at::Tensor& k,
+                                                       const at::Tensor& cosine,
+                                                       const at::Tensor& sine, bool) {
+  check_rope_query_key(q, k, cosine, sine);
+  return {at::empty_symint(q.sym_sizes(), q.options()),
+          at::empty_symint(k.sym_sizes(), k.options())};
 }
 
 // A rotation's inverse is its transpose, so its gradient is the rotation back.
@@ -40,6 +55,37 @@ class Rope : public torch::autograd::Function<Rope> {
             at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
+
+class RopeQueryKey : public torch::autograd::Function<RopeQueryKey> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                const at::Tensor& q, const at::Tensor& k,
+                                                const at::Tensor& cosine, const at::Tensor& sine,
+                                                bool inverse) {
+    context->save_for_backward({cosine, sine});
+    context->saved_data["inverse"] = inverse;
+    at::AutoDispatchBelowADInplaceOrView guard;
+    auto [y_q, y_k] = call_rope_query_key(q, k, cosine, sine, inverse);
+    return {y_q, y_k};
+  }
+
+  // A gradient that nobody gave comes as zeros.
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto table = context->get_saved_variables();
+    auto [dq, dk] = rope_query_key(gradients[0], gradients[1], table[0], table[1],
+                                   !context->saved_data["inverse"].toBool());
+    return {dq, dk, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+std::tuple<at::Tensor, at::Tensor> rope_query_key_autograd(const at::Tensor& q, const at::Tensor& k,
+                                                           const at::Tensor& cosine,
+                                                           const at::Tensor& sine, bool inverse) {
+  refuse_tangents("rope_query_key", {q, k, cosine, sine});
+  const auto y = RopeQueryKey::apply(q, k, cosine, sine, inverse);
+  return {y[0], y[1]};
+}
 
 at::Tensor rope_autograd(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
                          bool inverse) {
@@ -72,9 +118,36 @@ at::Tensor rope_composite(const at::Tensor& x, const at::Tensor& cosine, const a
   return y.to(x.scalar_type());
 }
 
-TORCH_LIBRARY_IMPL(octavo, CPU, m) { m.impl("rope", &rope_composite); }
-TORCH_LIBRARY_IMPL(octavo, Meta, m) { m.impl("rope", &rope_meta); }
-TORCH_LIBRARY_IMPL(octavo, Autograd, m) { m.impl("rope", &rope_autograd); }
+void check_rope_query_key(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cosine,
+                          const at::Tensor& sine) {
+  check_rope(q, cosine, sine);
+  check_rope(k, cosine, sine);
+  TORCH_CHECK(q.sym_size(0) == k.sym_size(0) && q.scalar_type() == k.scalar_type(),
+              "rope_query_key: k is ", k.scalar_type(), " ", k.sym_sizes(), " and q ",
+              q.scalar_type(), " ", q.sym_sizes(), "; they may differ in their heads alone");
+  check_one_device("rope_query_key", {q, k});
+}
+
+std::tuple<at::Tensor, at::Tensor> rope_query_key_composite(const at::Tensor& q,
+                                                            const at::Tensor& k,
+                                                            const at::Tensor& cosine,
+                                                            const at::Tensor& sine, bool inverse) {
+  check_rope_query_key(q, k, cosine, sine);
+  return {rope_composite(q, cosine, sine, inverse), rope_composite(k, cosine, sine, inverse)};
+}
+
+TORCH_LIBRARY_IMPL(octavo, CPU, m) {
+  m.impl("rope", &rope_composite);
+  m.impl("rope_query_key", &rope_query_key_composite);
+}
+TORCH_LIBRARY_IMPL(octavo, Meta, m) {
+  m.impl("rope", &rope_meta);
+  m.impl("rope_query_key", &rope_query_key_meta);
+}
+TORCH_LIBRARY_IMPL(octavo, Autograd, m) {
+  m.impl("rope", &rope_autograd);
+  m.impl("rope_query_key", &rope_query_key_autograd);
+}
 
 }  // namespace octavo::ops
 
@@ -83,6 +156,12 @@ namespace octavo {
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
                 bool inverse) {
   return ops::call_rope(x, cosine, sine, inverse);
+}
+
+std::tuple<at::Tensor, at::Tensor> rope_query_key(const at::Tensor& q, const at::Tensor& k,
+                                                  const at::Tensor& cosine, const at::Tensor& sine,
+                                                  bool inverse) {
+  return ops::call_rope_query_key(q, k, cosine, sine, inverse);
 }
 
 }  // namespace octavo

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <tuple>
+
 namespace octavo {
 
 /// Rotary position embedding, Hugging Face's half-split convention: feature i is paired with
@@ -17,12 +19,24 @@ namespace octavo {
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
                 bool inverse = false);
 
+/// rope() of queries (B, T, H, P) and keys (B, T, H', P) of one dtype, in one launch on a GPU, and
+/// so its backward. Errors: as rope()'s, and queries and keys that differ in more than their heads.
+std::tuple<at::Tensor, at::Tensor> rope_query_key(const at::Tensor& q, const at::Tensor& k,
+                                                  const at::Tensor& cosine, const at::Tensor& sine,
+                                                  bool inverse = false);
+
 namespace ops {
 
 /// By LibTorch's own operations: any device, floating type and strides.
 at::Tensor rope_composite(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
                           bool inverse);
+std::tuple<at::Tensor, at::Tensor> rope_query_key_composite(const at::Tensor& q,
+                                                            const at::Tensor& k,
+                                                            const at::Tensor& cosine,
+                                                            const at::Tensor& sine, bool inverse);
 void check_rope(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine);
+void check_rope_query_key(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cosine,
+                          const at::Tensor& sine);
 
 }  // namespace ops
 }  // namespace octavo

@@ -36,9 +36,10 @@ struct TrainConfig {
   std::string dtype = "float32";  ///< parameters and activations: float32 or bfloat16
   bool master_weights = false;    ///< AdamW keeps fp32 weights and moments; dtype is bfloat16
   bool weight_cache = false;      ///< weights are quantised once a step, not once a micro-batch
-  bool fusion = true;             ///< FP8 layers that are alike run as one operation
+  std::string keep_weight_transposed = "auto";  ///< Float8Layer's: auto, on or off
+  bool fusion = true;                           ///< FP8 layers that are alike run as one operation
   std::string device = "cpu";
-  bool gradients_in_place = false;   ///< of head, embedding and plain linears, on a GPU
+  bool gradients_in_place = true;    ///< of head, embedding and plain linears, on a GPU
   bool deterministic = false;        ///< LibTorch's own backwards too, at some cost on a GPU
   bool cuda_graph = false;           ///< a whole step is captured after two eager ones and replayed
   std::string gemm_tuning = "auto";  ///< measure, heuristic; auto: OCTAVO_GEMM_TUNING or measure

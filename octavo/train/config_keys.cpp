@@ -307,6 +307,10 @@ std::vector<ConfigKey> make_keys() {
   add("weight_cache", FIELD(weight_cache),
       "quantise each weight once a step, not once a micro-batch: 2 bytes an element more",
       anything<bool>());
+  add("keep_weight_transposed", FIELD(keep_weight_transposed),
+      "a weight's transposed FP8 copy: kept from forward to backward (on), made again there (off: "
+      "1 byte an element of the block's weights less), or whichever moves fewer bytes (auto)",
+      one_of({"auto", "on", "off"}));
   add("fusion", FIELD(fusion),
       "FP8 layers that are alike run as one operation (a block's gate, up and down)",
       anything<bool>());
@@ -314,7 +318,7 @@ std::vector<ConfigKey> make_keys() {
       one_of({"cpu", "cuda"}));
   add("gradients_in_place", FIELD(gradients_in_place),
       "on a GPU the head, the embedding and plain linears add their gradients in place instead of "
-      "through autograd (not measured yet)",
+      "through autograd",
       anything<bool>());
   add("deterministic", FIELD(deterministic),
       "attention's and other backwards of LibTorch give the same bits each time, more slowly on a "

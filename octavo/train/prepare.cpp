@@ -12,6 +12,7 @@
 #include <cmath>
 
 #include "octavo/models/llama_accounting.h"
+#include "octavo/ops/names.h"
 #include "octavo/quantize/architecture_of.h"
 #include "octavo/train/product_run.h"
 
@@ -84,6 +85,10 @@ PreparedModel prepare_model(const TrainConfig& config) {
   prepared.model =
       models::Llama(config.model, at::dtype(parameter_dtype(config.dtype)).device(prepared.device));
   prepared.model->set_activation_checkpointing(config.activation_checkpointing);
+  for (const nn::NamedFloat8Layer& named : nn::float8_layers(*prepared.model)) {
+    named.layer->keep_weight_transposed =
+        ops::parse_keep("keep_weight_transposed", config.keep_weight_transposed);
+  }
   if (prepared.recipe) {
     nn::ConvertOptions options{.recipe = *prepared.recipe};
     options.filter_fqns = config.filter_fqns;

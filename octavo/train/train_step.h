@@ -45,9 +45,9 @@ struct StepFigures {
 class TrainStep {
  public:
   struct Options {
-    double clip_norm = 1.0;           ///< 0: no clipping
-    bool cuda_graph = false;          ///< on a GPU
-    bool gradients_in_place = false;  ///< nn::put_gradients_in_place()
+    double clip_norm = 1.0;          ///< 0: no clipping
+    bool cuda_graph = false;         ///< on a GPU
+    bool gradients_in_place = true;  ///< nn::put_gradients_in_place()
 
     static Options of(const TrainConfig& config);
   };

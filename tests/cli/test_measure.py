@@ -110,6 +110,14 @@ def test_bench_step_breaks_a_step_down():
         assert bool(fp8) == (row is not report["results"][0]), calls
 
 
+def test_bench_step_runs_each_recipe_unfused_too():
+    report = json.loads(good(bench_step("--recipes", "rowwise", "--unfused", "--breakdown", "--json")).out)
+    assert [row["recipe"] for row in report["results"]] == ["high_precision", "rowwise", "rowwise, unfused"]
+    fused, unfused = ({k["name"]: k["launches"] for k in report["kernels"][r]} for r in ["rowwise", "rowwise, unfused"])
+    assert "octavo::float8_swiglu_mlp_forward" in fused and "octavo::float8_swiglu_mlp_forward" not in unfused
+    assert all(row["overhead_recovered"] is None for row in report["results"])  # a CPU's profile does not tell
+
+
 def test_bench_step_says_what_a_model_cannot_take():
     done = good(bench_step("--recipes", "tensorwise", preset="debug-moe"))
     line = next(line for line in done.out.splitlines() if line.startswith("tensorwise"))

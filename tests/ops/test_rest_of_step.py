@@ -108,6 +108,12 @@ def test_rope(device, dtype, sizes):
     first, second = dy.double().chunk(2, -1)
     close(x.grad, torch.cat([first * c + second * s, second * c - first * s], -1), TOLERANCE[dtype])
     close(ops.rope(y.detach(), cosine, sine, True), x.detach().double(), 2 * TOLERANCE[dtype], 2.0)
+    keys = torch.randn(batch, sequence, 2, features, device=device, dtype=dtype, requires_grad=True)
+    pair = ops.rope_query_key(x, keys, cosine, sine)
+    assert torch.equal(pair[0], y) and torch.equal(pair[1], ops.rope(keys, cosine, sine))
+    dk = torch.randn_like(keys)
+    gradients = torch.autograd.grad(pair, (x, keys), (dy, dk))
+    assert torch.equal(gradients[0], x.grad) and torch.equal(gradients[1], ops.rope(dk, cosine, sine, True))
     turned = torch.randn(batch, heads, sequence, features, device=device, dtype=dtype)
     assert torch.equal(ops.rope(turned.transpose(1, 2), cosine, sine),
                        ops.rope(turned.transpose(1, 2).contiguous(), cosine, sine))
@@ -115,7 +121,7 @@ def test_rope(device, dtype, sizes):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens,vocabulary", [(1, 1), (7, 13), (300, 1000), (257, 5003)])
+@pytest.mark.parametrize("tokens,vocabulary", [(1, 1), (7, 13), (300, 1000), (257, 5003), (3, 40008)])
 @pytest.mark.parametrize("chunk_bytes", [1 << 30, 1 << 19])
 def test_linear_cross_entropy(device, dtype, tokens, vocabulary, chunk_bytes):
     torch.manual_seed(0)
@@ -163,3 +169,7 @@ def test_opcheck(device):
                           (x.detach(), x.detach() * 2, w.detach(), 1e-5), test_utils=utils[:2])
     table = torch.rand(6, 1, 16, device=device)
     torch.library.opcheck(ops.rope.default, (x.view(2, 6, 4, 16), table, table), test_utils=utils)
+    torch.library.opcheck(ops.rope_query_key.default, (x.view(2, 6, 4, 16), x.view(2, 6, 4, 16)[:, :, :1], table, table),
+                          test_utils=utils)
+    with pytest.raises(RuntimeError, match="rope_query_key: k is"):
+        ops.rope_query_key(x.view(2, 6, 4, 16), x.view(2, 6, 4, 16)[:1], table, table)

@@ -8,22 +8,38 @@ namespace {
 
 constexpr unsigned kThreads = 1024;
 
+constexpr float kLog2E = 1.44269504088896341f;
+
+// exp(x - max) as 2^(x log2 e + offset), two instructions where expf has about ten: with expf the
+// kernel waits for arithmetic and not for memory. Where all is -Inf so far, 0 and not NaN.
+OCTAVO_DEVICE float offset_of(float max) { return max == -__builtin_inff() ? 0.0f : -max * kLog2E; }
+OCTAVO_DEVICE float power(float x, float offset) { return exp2_fast(fma_rn(x, kLog2E, offset)); }
+
 // A running maximum and the sum of exp(value - maximum).
 struct LogSum {
   float max = -__builtin_inff(), sum = 0.0f;
 
-  // NaN in either stays: it is in no comparison's favour, so the sum takes it.
-  OCTAVO_DEVICE void add(float value) {
-    if (value > max) {
-      sum = sum * expf(max - value) + 1.0f;
-      max = value;
-    } else {
-      sum += value == max ? 1.0f : expf(value - max);
+  // NaN is in no maximum: the sum takes it, and keeps it.
+  template <int N>
+  OCTAVO_DEVICE void add(const float (&values)[N]) {
+    float larger = max;
+#pragma unroll
+    for (int i = 0; i < N; ++i) larger = __builtin_fmaxf(larger, values[i]);
+    if (larger > max) {
+      sum *= power(max, offset_of(larger));
+      max = larger;
     }
+    const float offset = offset_of(max);
+    float part = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; ++i) part += power(values[i], offset);
+    sum += part;
   }
   OCTAVO_DEVICE void merge(float other_max, float other_sum) {
-    const float larger = other_max > max ? other_max : max;
-    const auto part = [larger](float m, float s) { return m == larger ? s : s * expf(m - larger); };
+    const float larger = __builtin_fmaxf(max, other_max);
+    const auto part = [larger](float m, float s) {
+      return m == larger ? s : s * power(m, offset_of(larger));
+    };
     sum = part(max, sum) + part(other_max, other_sum);
     max = larger;
   }
@@ -63,23 +79,32 @@ OCTAVO_DEVICE void store1(char* address, float value) {
   }
 }
 
-// Vector: rows are 16-byte aligned and V a multiple of 8.
-template <DType T, bool Vector>
+// Eight values or one, at a feature of the row.
+template <DType T, int Width>
+OCTAVO_DEVICE void load(const char* address, float (&x)[Width]) {
+  if constexpr (Width == 1) {
+    x[0] = load1<T>(address);
+  } else {
+    Vec8<T> packed;
+    packed.load(address);
+#pragma unroll
+    for (int i = 0; i < Width; ++i) x[i] = packed[i];
+  }
+}
+
+// Width 8: rows are 16-byte aligned and V a multiple of 8.
+template <DType T, int Width>
 __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(const CrossEntropyArgs p) {
   constexpr int kBytes = Packed<T>::kHalfWords ? 2 : 4;
-  constexpr int kWidth = Vector ? 8 : 1;
+  constexpr int kStep = kThreads * Width;
   const std::int64_t m = blockIdx.x;
   char* row = static_cast<char*>(p.logits) + m * p.columns * kBytes;
+  float x[Width];
   LogSum mine;
-  for (std::int64_t v = threadIdx.x * kWidth; v < p.columns; v += kThreads * kWidth) {
-    if constexpr (Vector) {
-      Vec8<T> x;
-      x.load(row + v * kBytes);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) mine.add(x[i]);
-    } else {
-      mine.add(load1<T>(row + v * kBytes));
-    }
+#pragma unroll 2
+  for (std::int64_t v = threadIdx.x * Width; v < p.columns; v += kStep) {
+    load<T>(row + v * kBytes, x);
+    mine.add(x);
   }
   const LogSum all = merge_block(mine);
   const std::int64_t target = p.target[m];
@@ -91,20 +116,25 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(const CrossEntr
   if (!p.writes_gradient) return;
   __syncthreads();  // the target's logit has been read
   const float scale = known ? p.gradient_scale / all.sum : __builtin_nanf("");
-  const auto gradient = [&](float x, std::int64_t v) {
-    const float g = expf(x - all.max) * scale;
+  const float offset = offset_of(all.max);
+  const auto gradient = [&](float value, std::int64_t v) {
+    const float g = power(value, offset) * scale;
     return v == target ? g - p.gradient_scale : g;
   };
-  for (std::int64_t v = threadIdx.x * kWidth; v < p.columns; v += kThreads * kWidth) {
-    if constexpr (Vector) {
-      Vec8<T> x;
-      x.load(row + v * kBytes);
-      float g[8];
+  // Backwards: what was read last is in the L2 cache still, the beginnings of all rows at work are
+  // more than it holds.
+  const std::int64_t steps = (p.columns + kStep - 1) / kStep;
+#pragma unroll 2
+  for (std::int64_t step = steps - 1; step >= 0; --step) {
+    const std::int64_t v = step * kStep + threadIdx.x * Width;
+    if (v >= p.columns) continue;
+    load<T>(row + v * kBytes, x);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) g[i] = gradient(x[i], v + i);
-      store8<T>(row + v * kBytes, g);
+    for (int i = 0; i < Width; ++i) x[i] = gradient(x[i], v + i);
+    if constexpr (Width == 1) {
+      store1<T>(row + v * kBytes, x[0]);
     } else {
-      store1<T>(row + v * kBytes, gradient(load1<T>(row + v * kBytes), v));
+      store8<T>(row + v * kBytes, x);
     }
   }
 }
@@ -115,9 +145,9 @@ void launch(const CrossEntropyArgs& args, NativeStream stream) {
       args.columns % 8 == 0 && reinterpret_cast<std::uintptr_t>(args.logits) % 16 == 0;
   const auto rows = static_cast<unsigned>(args.rows);
   if (vector) {
-    cross_entropy_kernel<T, true><<<rows, kThreads, 0, stream>>>(args);
+    cross_entropy_kernel<T, 8><<<rows, kThreads, 0, stream>>>(args);
   } else {
-    cross_entropy_kernel<T, false><<<rows, kThreads, 0, stream>>>(args);
+    cross_entropy_kernel<T, 1><<<rows, kThreads, 0, stream>>>(args);
   }
 }
 

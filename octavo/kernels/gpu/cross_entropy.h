@@ -9,8 +9,8 @@ namespace octavo::gpu {
 ///   loss[m]     = log(sum over v of exp(logits[m,v])) - logits[m, target[m]]      nats, fp32
 ///   logits[m,v] = (softmax(logits[m,:])[v] - (v == target[m])) * gradient_scale   rounded once
 ///
-/// in fp32, by two reads of the logits (the second from the L2 cache) and one write. A NaN or +Inf
-/// makes its own loss NaN or Inf. A target outside [0, V) gives a NaN loss and a NaN gradient row:
+/// in fp32, by two reads of the logits (the second in part from the L2 cache) and one write. A NaN
+/// or +Inf makes its own loss NaN. A target outside [0, V) gives a NaN loss and a NaN gradient row:
 /// a device cannot throw, and training stops at the NaN.
 struct CrossEntropyArgs {
   void* logits = nullptr;  ///< (M, V), contiguous rows

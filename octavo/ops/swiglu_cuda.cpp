@@ -19,23 +19,36 @@ gpu::SwigluArgs swiglu_args(const at::Tensor& gate, const at::Tensor& up) {
           .up = rows_on_gpu(up)};
 }
 
+gpu::WrittenAmax written_amax(const Amaxes* amaxes) {
+  if (!amaxes) return {};
+  const auto pointer = [](const at::Tensor& t) {
+    return t.defined() ? t.mutable_data_ptr<float>() : nullptr;
+  };
+  return {pointer(amaxes->tensor), pointer(amaxes->rows), pointer(amaxes->columns)};
+}
+
 }  // namespace
 
-void swiglu_rows_cuda(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& h) {
+void swiglu_rows_cuda(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& h,
+                      const Amaxes* h_amaxes) {
   const c10::cuda::CUDAGuard guard(gate.device());
   gpu::SwigluArgs args = swiglu_args(gate, up);
   args.h = rows_on_gpu(h);
+  args.h_amax = written_amax(h_amaxes);
   gpu::swiglu(args, c10::cuda::getCurrentCUDAStream(gate.device().index()).stream());
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 void swiglu_backward_rows_cuda(const at::Tensor& dh, const at::Tensor& gate, const at::Tensor& up,
-                               const at::Tensor& dgate, const at::Tensor& dup) {
+                               const at::Tensor& dgate, const at::Tensor& dup,
+                               const Amaxes* dgate_amaxes, const Amaxes* dup_amaxes) {
   const c10::cuda::CUDAGuard guard(gate.device());
   gpu::SwigluArgs args = swiglu_args(gate, up);
   args.dh = rows_on_gpu(dh);
   args.dgate = rows_on_gpu(dgate);
   args.dup = rows_on_gpu(dup);
+  args.dgate_amax = written_amax(dgate_amaxes);
+  args.dup_amax = written_amax(dup_amaxes);
   gpu::swiglu_backward(args, c10::cuda::getCurrentCUDAStream(gate.device().index()).stream());
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }

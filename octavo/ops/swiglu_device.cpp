@@ -12,17 +12,22 @@ at::Tensor as_float(const at::Tensor& x) { return x.to(at::kFloat).contiguous();
 
 // The CPU's by LibTorch's vectorised operations, in fp32; a GPU's where there are no kernels of
 // ours too.
-void swiglu_rows(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& h) {
+void swiglu_rows(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& h,
+                 [[maybe_unused]] const Amaxes* h_amaxes) {
 #if OCTAVO_WITH_CUDA
-  if (gate.is_cuda()) return swiglu_rows_cuda(gate, up, h);
+  if (gate.is_cuda()) return swiglu_rows_cuda(gate, up, h, h_amaxes);
 #endif
   h.copy_(at::silu(as_float(gate)).mul_(up));
 }
 
 void swiglu_backward_rows(const at::Tensor& dh, const at::Tensor& gate, const at::Tensor& up,
-                          const at::Tensor& dgate, const at::Tensor& dup) {
+                          const at::Tensor& dgate, const at::Tensor& dup,
+                          [[maybe_unused]] const Amaxes* dgate_amaxes,
+                          [[maybe_unused]] const Amaxes* dup_amaxes) {
 #if OCTAVO_WITH_CUDA
-  if (gate.is_cuda()) return swiglu_backward_rows_cuda(dh, gate, up, dgate, dup);
+  if (gate.is_cuda()) {
+    return swiglu_backward_rows_cuda(dh, gate, up, dgate, dup, dgate_amaxes, dup_amaxes);
+  }
 #endif
   const at::Tensor gate32 = as_float(gate), dh32 = as_float(dh);
   dup.copy_(at::silu(gate32).mul_(dh32));

@@ -18,20 +18,20 @@ struct StackedHalves {
         up(both.narrow(1, both.size(1) / 2, both.size(1) / 2)) {}
 };
 
-at::Tensor swiglu_written(const at::Tensor& gate, const at::Tensor& up) {
-  const at::Tensor h = empty_rows(gate, gate.size(1));
-  swiglu_rows(gate, up, h);
-  return h;
-}
-
 // An operand that was written, whether or not somebody wants a layout of it.
-QuantizedOperand quantize_written(const at::Tensor& x, const OperandSpec& spec) {
+QuantizedOperand quantize_written(const at::Tensor& x, const OperandSpec& spec,
+                                  const std::optional<Amaxes>& amaxes) {
+  if (amaxes) return quantize_with_amaxes(x, spec, *amaxes);
   return spec.rows || spec.transposed ? quantize_operand(x, spec) : QuantizedOperand{};
 }
 
 GroupedOperand quantize_written(const at::Tensor& x, const at::Tensor& offs,
                                 const OperandSpec& spec) {
   return spec.rows || spec.transposed ? quantize_grouped_operand(x, offs, spec) : GroupedOperand{};
+}
+
+const Amaxes* pointer_to(const std::optional<Amaxes>& amaxes) {
+  return amaxes ? &*amaxes : nullptr;
 }
 
 }  // namespace
@@ -41,9 +41,11 @@ QuantizedOperand swiglu_operand(const at::Tensor& gate, const at::Tensor& up,
   if (fuse) {
     if (auto operand = quantize_produced({.gate = gate, .up = up}, spec, written)) return *operand;
   }
-  const at::Tensor h = swiglu_written(gate, up);
+  const at::Tensor h = empty_rows(gate, gate.size(1));
+  const std::optional<Amaxes> amaxes = fuse ? amaxes_for(h, spec) : std::nullopt;
+  swiglu_rows(gate, up, h, pointer_to(amaxes));
   if (written) *written = h;
-  return quantize_written(h, spec);
+  return quantize_written(h, spec, amaxes);
 }
 
 std::array<QuantizedOperand, 2> swiglu_gradient_operands(const at::Tensor& dh,
@@ -55,9 +57,14 @@ std::array<QuantizedOperand, 2> swiglu_gradient_operands(const at::Tensor& dh,
     if (auto both = quantize_swiglu_gradients(dh, gate, up, spec, written)) return *both;
   }
   const at::Tensor dgate = empty_rows(gate, gate.size(1)), dup = empty_rows(gate, gate.size(1));
-  swiglu_backward_rows(dh, gate, up, dgate, dup);
+  std::optional<Amaxes> dgate_amaxes, dup_amaxes;
+  if (fuse) {
+    dgate_amaxes = amaxes_for(dgate, spec);
+    dup_amaxes = amaxes_for(dup, spec);
+  }
+  swiglu_backward_rows(dh, gate, up, dgate, dup, pointer_to(dgate_amaxes), pointer_to(dup_amaxes));
   if (written) *written = {dgate, dup};
-  return {quantize_written(dgate, spec), quantize_written(dup, spec)};
+  return {quantize_written(dgate, spec, dgate_amaxes), quantize_written(dup, spec, dup_amaxes)};
 }
 
 GroupedOperand grouped_swiglu_operand(const at::Tensor& gate_up, const at::Tensor& offs,
@@ -69,7 +76,8 @@ GroupedOperand grouped_swiglu_operand(const at::Tensor& gate_up, const at::Tenso
       return *operand;
     }
   }
-  const at::Tensor h = swiglu_written(in.gate, in.up);
+  const at::Tensor h = empty_rows(in.gate, in.gate.size(1));
+  swiglu_rows(in.gate, in.up, h);
   if (written) *written = h;
   return quantize_written(h, offs, spec);
 }

@@ -7,9 +7,10 @@
 #include "octavo/quantize/quantize_grouped.h"
 #include "octavo/quantize/quantize_produced.h"
 
-/// SwiGLU as the producer of a quantised operand: with `fuse`, where kernels can, in the passes
-/// that quantise it (quantize/quantize_produced.h), otherwise written first. The same bits either
-/// way. `written`, if not null, becomes what is quantised, in high precision.
+/// SwiGLU as the producer of a quantised operand: with `fuse`, where kernels can, in the pass that
+/// quantises it, or written together with the amaxes its scales follow from
+/// (quantize/quantize_produced.h); otherwise written and then quantised. The same bits in all ways.
+/// `written`, if not null, becomes what is quantised, in high precision.
 namespace octavo::ops {
 
 /// h = silu(gate) * up of gate, up (M, F).

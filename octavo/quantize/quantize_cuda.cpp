@@ -15,6 +15,7 @@
 #include "octavo/kernels/gpu/quantize_row.h"
 #include "octavo/quantize/allocate.h"
 #include "octavo/quantize/gpu_matrix.h"
+#include "octavo/quantize/layout.h"
 #include "octavo/quantize/quantize_device.h"
 
 namespace octavo {
@@ -53,19 +54,64 @@ bool alike(const Wanted& a, const Wanted& b) {
          a.is(Granularity::block_128x128()) == b.is(Granularity::block_128x128());
 }
 
-// Whole-row, whole-column and whole-tensor scales: two reads, or one where a row's amax is at hand
-// or all of x fits the registers.
+bool rows_alone(const gpu::Matrix& x, const gpu::Groups& groups, const Wanted& rows,
+                  const Wanted& transposed) {
+  return rows && !transposed && rows.is(Granularity::rowwise()) &&
+         (groups.count == 1 || groups.stride == x.rows * x.row_stride);
+}
+
+// Whether all of x fits the GPU's registers, and what is then done.
+std::optional<gpu::QuantizeResidentArgs> resident_args(const gpu::Matrix& x,
+                                                       const gpu::Groups& groups,
+                                                       const Wanted& rows,
+                                                       const Wanted& transposed) {
+  const auto layout = [](const Wanted& wanted) -> gpu::ResidentLayout {
+    if (!wanted || !wanted.out) return {};
+    return {wanted.data(), wanted.scale(), wanted.is(Granularity::rowwise())};
+  };
+  const LayoutSpec& spec = rows ? *rows.spec : *transposed.spec;
+  const gpu::QuantizeResidentArgs args{.x = x,
+                                       .rows = layout(rows),
+                                       .transposed = layout(transposed),
+                                       .format = spec.format,
+                                       .rounding = spec.scale_rounding};
+  const bool across = (rows && rows.is(Granularity::colwise())) ||
+                      (transposed && transposed.is(Granularity::colwise()));
+  if (groups.count != 1 || across || !gpu::fits_resident(args)) return std::nullopt;
+  return args;
+}
+
+// The amaxes that scales of two reads follow from.
+struct Spans {
+  bool row, column, whole;
+
+  Spans(const Wanted& rows, const Wanted& transposed) {
+    const auto wants = [](const Wanted& layout, const Granularity& granularity) {
+      return layout && layout.is(granularity);
+    };
+    // A layout's scales run along it or, colwise, along the other axis of x.
+    row = wants(rows, Granularity::rowwise()) || wants(transposed, Granularity::colwise());
+    column = wants(rows, Granularity::colwise()) || wants(transposed, Granularity::rowwise());
+    whole = wants(rows, Granularity::tensorwise()) || wants(transposed, Granularity::tensorwise());
+  }
+};
+
+// Where each amax lies: of all matrices.
+struct AmaxPointers {
+  float *tensor, *row, *column;
+};
+
+// Whole-row, whole-column and whole-tensor scales: two reads, or one where a row's amax is at hand,
+// all of x fits the registers, or the amaxes are known.
 void quantize_spans(const gpu::Matrix& x, const gpu::Groups& groups, const Wanted& rows,
                     const Wanted& transposed, c10::Device device, const at::Tensor& scratch,
-                    gpu::Stream stream) {
+                    const Amaxes* known, gpu::Stream stream) {
   const LayoutSpec& spec = rows ? *rows.spec : *transposed.spec;
   ++kernels::counters().quantize;
   const auto floats = [&](std::int64_t count) {
     return scratch.defined() ? scratch : empty_on(device, {count}, at::kFloat);
   };
-  const bool one = groups.count == 1;
-  if (rows && !transposed && rows.is(Granularity::rowwise()) &&
-      (one || groups.stride == x.rows * x.row_stride)) {
+  if (rows_alone(x, groups, rows, transposed)) {
     gpu::Matrix all = x;
     all.rows *= groups.count;
     return gpu::quantize_row({.x = all,
@@ -75,59 +121,50 @@ void quantize_spans(const gpu::Matrix& x, const gpu::Groups& groups, const Wante
                               .rounding = spec.scale_rounding},
                              stream);
   }
-  const auto resident_layout = [](const Wanted& wanted) -> gpu::ResidentLayout {
-    if (!wanted) return {};
-    return {wanted.data(), wanted.scale(), wanted.is(Granularity::rowwise())};
-  };
-  gpu::QuantizeResidentArgs resident{.x = x,
-                                     .rows = resident_layout(rows),
-                                     .transposed = resident_layout(transposed),
-                                     .format = spec.format,
-                                     .rounding = spec.scale_rounding};
-  const bool across = (rows && rows.is(Granularity::colwise())) ||
-                      (transposed && transposed.is(Granularity::colwise()));
-  if (one && !across && gpu::fits_resident(resident)) {
+  if (auto resident = resident_args(x, groups, rows, transposed); resident && !known) {
     const at::Tensor partial = floats(gpu::resident_partials(x));
-    resident.partial = partial.mutable_data_ptr<float>();
-    return gpu::quantize_resident(resident, stream);
+    resident->partial = partial.mutable_data_ptr<float>();
+    return gpu::quantize_resident(*resident, stream);
   }
-  const auto wants = [](const Wanted& layout, const Granularity& granularity) {
-    return layout && layout.is(granularity);
-  };
-  // A layout's scales run along it or, colwise, along the other axis of x.
-  const bool row = wants(rows, Granularity::rowwise()) || wants(transposed, Granularity::colwise());
-  const bool column =
-      wants(rows, Granularity::colwise()) || wants(transposed, Granularity::rowwise());
-  const bool whole =
-      wants(rows, Granularity::tensorwise()) || wants(transposed, Granularity::tensorwise());
-  // [tensor | rows | columns], each of all matrices
-  const std::int64_t row_at = (groups.count + 3) / 4 * 4;
-  const std::int64_t column_at = row_at + (row ? groups.count * x.rows : 0);
-  const std::int64_t count = column_at + (column ? groups.count * x.columns : 0);
-  const at::Tensor buffer = floats(count);
-  float* amaxes = buffer.mutable_data_ptr<float>();
-  gpu::zero_amax(amaxes, count, stream);
-  ++kernels::counters().amax;
-  gpu::amax({.x = x,
-             .tensor = whole ? amaxes : nullptr,
-             .row = row ? amaxes + row_at : nullptr,
-             .column = column ? amaxes + column_at : nullptr,
-             .groups = groups},
-            stream);
-  const auto layout = [&](const Wanted& wanted, std::int64_t own_at,
-                          std::int64_t other_at) -> gpu::CastLayout {
+  AmaxPointers amaxes{};
+  at::Tensor buffer;
+  if (known) {
+    const auto pointer = [](const at::Tensor& t) {
+      return t.defined() ? t.mutable_data_ptr<float>() : nullptr;
+    };
+    amaxes = {pointer(known->tensor), pointer(known->rows), pointer(known->columns)};
+  } else {
+    const Spans spans(rows, transposed);
+    // [tensor | rows | columns]
+    const std::int64_t row_at = (groups.count + 3) / 4 * 4;
+    const std::int64_t column_at = row_at + (spans.row ? groups.count * x.rows : 0);
+    const std::int64_t count = column_at + (spans.column ? groups.count * x.columns : 0);
+    buffer = floats(count);
+    float* const first = buffer.mutable_data_ptr<float>();
+    amaxes = {first, first + row_at, first + column_at};
+    gpu::zero_amax(first, count, stream);
+    ++kernels::counters().amax;
+    gpu::amax({.x = x,
+               .tensor = spans.whole ? amaxes.tensor : nullptr,
+               .row = spans.row ? amaxes.row : nullptr,
+               .column = spans.column ? amaxes.column : nullptr,
+               .groups = groups},
+              stream);
+  }
+  const auto layout = [&](const Wanted& wanted, const float* own,
+                          const float* other) -> gpu::CastLayout {
     if (!wanted) return {};
     if (wanted.is(Granularity::tensorwise())) {
-      return {wanted.data(), amaxes, gpu::CastScales::kTensor, wanted.scale()};
+      return {wanted.data(), amaxes.tensor, gpu::CastScales::kTensor, wanted.scale()};
     }
     if (wanted.is(Granularity::colwise())) {
-      return {wanted.data(), amaxes + other_at, gpu::CastScales::kAcross, wanted.scale()};
+      return {wanted.data(), other, gpu::CastScales::kAcross, wanted.scale()};
     }
-    return {wanted.data(), amaxes + own_at, gpu::CastScales::kLines, wanted.scale()};
+    return {wanted.data(), own, gpu::CastScales::kLines, wanted.scale()};
   };
   gpu::cast({.x = x,
-             .rows = layout(rows, row_at, column_at),
-             .transposed = layout(transposed, column_at, row_at),
+             .rows = layout(rows, amaxes.row, amaxes.column),
+             .transposed = layout(transposed, amaxes.column, amaxes.row),
              .format = spec.format,
              .rounding = spec.scale_rounding,
              .groups = groups},
@@ -178,7 +215,7 @@ void quantize_mx_blocks(const gpu::Matrix& x, const gpu::Groups& groups, const W
 
 // x is a matrix, or matrices of one size one after the other.
 void quantize_on_gpu(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out,
-                     const at::Tensor& scratch) {
+                     const at::Tensor& scratch, const Amaxes* known) {
   const c10::cuda::CUDAGuard guard(x.device());
   const gpu::Stream stream = c10::cuda::getCurrentCUDAStream(x.device().index()).stream();
   gpu::Matrix matrix = gpu_matrix_of(x);
@@ -197,7 +234,8 @@ void quantize_on_gpu(const at::Tensor& x, const OperandSpec& spec, QuantizedOper
   const auto write = [&](const Wanted& by_rows, const Wanted& by_columns) {
     switch (family_of(by_rows ? by_rows : by_columns)) {
       case Family::kCast:
-        return quantize_spans(matrix, groups, by_rows, by_columns, x.device(), scratch, stream);
+        return quantize_spans(matrix, groups, by_rows, by_columns, x.device(), scratch, known,
+                              stream);
       case Family::kBlock:
         return quantize_blocks(matrix, groups, by_rows, by_columns, stream);
       case Family::kMx:
@@ -232,8 +270,45 @@ gpu::Matrix gpu_matrix_of(const at::Tensor& x) {
 }
 
 void quantize_cuda(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out,
-                   const at::Tensor& scratch) {
-  quantize_on_gpu(x, spec, out, scratch);
+                   const at::Tensor& scratch, const Amaxes* known) {
+  quantize_on_gpu(x, spec, out, scratch, known);
+}
+
+std::optional<Amaxes> amaxes_for(const at::Tensor& x, const OperandSpec& spec) {
+  if (!x.is_cuda() || x.numel() == 0 || !(spec.rows || spec.transposed)) return std::nullopt;
+  const gpu::Matrix matrix = gpu_matrix_of(x);
+  Wanted rows, transposed;
+  if (spec.rows) rows.spec = &*spec.rows;
+  if (spec.transposed) transposed.spec = &*spec.transposed;
+  if (matrix.column_stride != 1 || family_of(rows ? rows : transposed) != Family::kCast ||
+      (rows && transposed && !alike(rows, transposed)) ||
+      rows_alone(matrix, {}, rows, transposed) || resident_args(matrix, {}, rows, transposed)) {
+    return std::nullopt;
+  }
+  const Spans spans(rows, transposed);
+  const std::int64_t row_at = 4, column_at = row_at + (spans.row ? matrix.rows : 0);
+  const std::int64_t count = column_at + (spans.column ? matrix.columns : 0);
+  const c10::cuda::CUDAGuard guard(x.device());
+  const at::Tensor buffer = empty_on(x.device(), {count}, at::kFloat);
+  gpu::zero_amax(buffer.mutable_data_ptr<float>(), count,
+                 c10::cuda::getCurrentCUDAStream(x.device().index()).stream());
+  const auto piece = [&](bool wanted, std::int64_t at, std::int64_t floats) {
+    return wanted ? piece_of(buffer, 4 * at, {floats}, {1}, at::kFloat) : at::Tensor();
+  };
+  return Amaxes{.tensor = piece(spans.whole, 0, 1),
+                .rows = piece(spans.row, row_at, matrix.rows),
+                .columns = piece(spans.column, column_at, matrix.columns)};
+}
+
+QuantizedOperand quantize_with_amaxes(const at::Tensor& x, const OperandSpec& spec,
+                                      const Amaxes& amaxes) {
+  QuantizedOperand out;
+  if (spec.rows) out.rows = empty_layout(*spec.rows, x.size(0), x.size(1), x.device());
+  if (spec.transposed) {
+    out.transposed = empty_layout(*spec.transposed, x.size(1), x.size(0), x.device());
+  }
+  quantize_cuda(x, spec, out, {}, &amaxes);
+  return out;
 }
 
 std::int64_t quantize_scratch(const at::Tensor& x) {
@@ -245,7 +320,7 @@ std::int64_t quantize_scratch(const at::Tensor& x) {
 }
 
 void quantize_experts_cuda(const at::Tensor& w, const OperandSpec& spec, QuantizedOperand& out) {
-  quantize_on_gpu(w, spec, out, {});
+  quantize_on_gpu(w, spec, out, {}, nullptr);
 }
 
 }  // namespace octavo

@@ -5,6 +5,7 @@
 #include "octavo/kernels/gpu/producer.h"
 #include "octavo/quantize/quantize.h"
 #include "octavo/quantize/quantize_grouped.h"
+#include "octavo/quantize/quantize_produced.h"
 
 /// What fills the layouts quantize_operand() and its grouped relatives have checked and allocated,
 /// by device. `x` is a matrix of fp32, bf16 or fp16; `out` has exactly the layouts of `spec`.
@@ -14,9 +15,9 @@ void quantize_cpu(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand
 
 /// On the current stream of x's device, without a host synchronisation. colwise and 128x1, which no
 /// recipe asks for, go element by element. scratch: quantize_scratch(x) floats, or undefined: then
-/// what is needed is allocated.
+/// what is needed is allocated. known: amaxes_for(x, spec), found, or null.
 void quantize_cuda(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out,
-                   const at::Tensor& scratch);
+                   const at::Tensor& scratch, const Amaxes* known = nullptr);
 
 /// Floats that serve quantize_cuda() whatever layouts are asked for.
 std::int64_t quantize_scratch(const at::Tensor& x);

@@ -20,6 +20,12 @@ std::optional<GroupedOperand> quantize_grouped_produced(const ProducedSwiglu&, c
   return std::nullopt;
 }
 
+std::optional<Amaxes> amaxes_for(const at::Tensor&, const OperandSpec&) { return std::nullopt; }
+
+QuantizedOperand quantize_with_amaxes(const at::Tensor& x, const OperandSpec& spec, const Amaxes&) {
+  return quantize_operand(x, spec);
+}
+
 }  // namespace octavo
 
 #endif

@@ -11,7 +11,8 @@
 /// SwiGLU's results quantised while they are computed, and never written in high precision: one
 /// pass that reads SwiGLU's inputs and writes both layouts, for block and MX scales, and for rows
 /// alone with a scale each. Other scales are known only after a pass of their own, and SwiGLU is
-/// too much work to do twice: it is written (docs/experiments/2026-11-29-fused-producers.md).
+/// too much work to do twice: it is written, and gives the amaxes of what it writes on the side
+/// (Amaxes, docs/experiments/2026-11-29-fused-producers.md).
 ///
 /// Every value is rounded to bf16 first, so bytes and scales are those of quantise(operation).
 /// Nothing here is differentiable. GPUs only, bf16, sizes and formats the kernels take
@@ -44,5 +45,23 @@ std::optional<GroupedOperand> quantize_grouped_produced(const ProducedSwiglu& x,
                                                         const at::Tensor& offs,
                                                         const OperandSpec& spec,
                                                         at::Tensor* written = nullptr);
+
+/// Largest magnitudes of a matrix (M, K), fp32, which the kernel that writes it adds to what they
+/// hold; undefined: no scale follows from them.
+struct Amaxes {
+  at::Tensor tensor;   ///< (1)
+  at::Tensor rows;     ///< (M)
+  at::Tensor columns;  ///< (K)
+};
+
+/// Zeros for the amaxes that quantize_operand(x, spec) would read x (M, K), whose values may be yet
+/// to come, for: of whole-tensor scales, and of whole-row and whole-column ones. nullopt where one
+/// read finds and uses them (rows alone, an operand in a GPU's registers, block and MX scales),
+/// where x is empty or strided along K, and on the CPU.
+std::optional<Amaxes> amaxes_for(const at::Tensor& x, const OperandSpec& spec);
+
+/// quantize_operand(x, spec), a pass less: `amaxes` are amaxes_for(x, spec) with x's values in.
+QuantizedOperand quantize_with_amaxes(const at::Tensor& x, const OperandSpec& spec,
+                                      const Amaxes& amaxes);
 
 }  // namespace octavo

@@ -1,16 +1,12 @@
 #include "octavo/kernels/gpu/amax.h"
 
-#include "octavo/kernels/gpu/launch.h"
-#include "octavo/kernels/gpu/packed.h"
+#include "octavo/kernels/gpu/strip_amax.h"
 
 namespace octavo::gpu {
 namespace {
 
-// A block of four waves shares 32 lanes x 8 = 256 columns. Every 32 lanes walk down their own
-// strip of rows, 32 at a time, so column maxima stay in registers to the end and rows cost one
+// Blocks of four strips (strip_amax.h). A strip takes 32 rows at a time, so that rows cost one
 // spreading reduction and one coalesced atomic per 32 x 256 elements.
-constexpr int kStrips = 4;  // strips of rows in a block, one for every 32 threads
-constexpr int kColumns = 256;
 constexpr int kBatch = 8;       // rows loaded before the first is used
 constexpr int kTileRows = 128;  // of a GroupTile
 
@@ -53,7 +49,7 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(32 * kStrips, (T == DType::kFP32 ? 3 : 4))
   using P = Packed<T>;
   const int lane = threadIdx.x % 32, strip = threadIdx.x / 32;
   const std::int64_t first_column =
-      static_cast<std::int64_t>(blockIdx.x % s.blocks_across) * kColumns;
+      static_cast<std::int64_t>(blockIdx.x % s.blocks_across) * kStripColumns;
   const std::int64_t column = first_column + lane * 8;
   const Rows rows(s, blockIdx.x / s.blocks_across);
   if (rows.first >= rows.end) return;
@@ -116,44 +112,8 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(32 * kStrips, (T == DType::kFP32 ? 3 : 4))
     }
   }
 
-  if (s.tensor) {
-    __shared__ std::uint32_t strip_max[kStrips];
-    std::uint32_t all[1] = {0};
-#pragma unroll
-    for (int i = 0; i < P::kWords; ++i) all[0] = P::merge(all[0], columns_max[i]);
-    spread_merge<T, 1, 0, 5>(all, lane);
-    if (lane == 0) strip_max[strip] = all[0];
-    __syncthreads();
-    if (threadIdx.x == 0) {
-#pragma unroll
-      for (int i = 1; i < kStrips; ++i) all[0] = P::merge(all[0], strip_max[i]);
-      atomic_max_relaxed(s.tensor + rows.group, P::amax_bits(all[0]));
-    }
-  }
-  if (s.column) {
-    constexpr int kSharedWords = kColumns / 8 * P::kWords;
-    __shared__ Words4 shared[kStrips][kSharedWords / 4];
-#pragma unroll
-    for (int i = 0; i < P::kVectors; ++i) {
-      shared[strip][lane * P::kVectors + i] = {columns_max[4 * i], columns_max[4 * i + 1],
-                                               columns_max[4 * i + 2], columns_max[4 * i + 3]};
-    }
-    __syncthreads();
-    const auto* words = reinterpret_cast<const std::uint32_t*>(shared);
-    std::uint32_t* const result = s.column + rows.group * s.columns;
-    for (int w = threadIdx.x; w < kSharedWords; w += 32 * kStrips) {
-      std::uint32_t all = 0;
-#pragma unroll
-      for (int i = 0; i < kStrips; ++i) all = P::merge(all, words[i * kSharedWords + w]);
-      const std::int64_t k = first_column + w * kPerWord;
-      if constexpr (P::kHalfWords) {
-        if (k < s.columns) atomic_max_relaxed(result + k, P::amax_bits(all & 0xFFFFu));
-        if (k + 1 < s.columns) atomic_max_relaxed(result + k + 1, P::amax_bits(all >> 16));
-      } else {
-        if (k < s.columns) atomic_max_relaxed(result + k, all);
-      }
-    }
-  }
+  store_strips<T>(columns_max, s.tensor ? s.tensor + rows.group : nullptr,
+                  s.column ? s.column + rows.group * s.columns : nullptr, first_column, s.columns);
 }
 
 template <DType T>
@@ -174,19 +134,13 @@ void launch(const AmaxArgs& args, NativeStream stream) {
           groups.count,
           groups.stride * element,
           1,
-          static_cast<unsigned>(ceil_div(x.columns, kColumns))};
+          static_cast<unsigned>(ceil_div(x.columns, kStripColumns))};
   std::int64_t row_blocks = groups.tile_count;
   if (!groups.tiles) {
-    // Strips of 32 to 256 rows: long ones save atomics, short ones fill the device.
-    const std::int64_t wanted_blocks = 16 * std::int64_t{multiprocessors()};
-    const auto blocks = [&](std::int64_t strip_rows) {
-      return groups.count * ceil_div(x.rows, strip_rows * kStrips);
-    };
-    std::int64_t strip_rows = 256;
-    while (strip_rows > 32 && s.blocks_across * blocks(strip_rows) < wanted_blocks) strip_rows /= 2;
-    s.strip_rows = static_cast<int>(strip_rows);
-    s.blocks_of_group = static_cast<unsigned>(ceil_div(x.rows, strip_rows * kStrips));
-    row_blocks = blocks(strip_rows);
+    const StripGrid grid = strip_grid(x.rows, x.columns, groups.count);
+    s.strip_rows = grid.strip_rows;
+    s.blocks_of_group = static_cast<unsigned>(grid.down);
+    row_blocks = groups.count * grid.down;
   }
   const auto grid = static_cast<unsigned>(row_blocks * s.blocks_across);
   if (is_vector_readable(x) && s.group_bytes % 16 == 0) {

@@ -24,6 +24,16 @@ struct AmaxArgs {
 
 void amax(const AmaxArgs& args, Stream stream);
 
+/// Where a kernel that writes a matrix (M, K) adds its largest magnitudes, as amax() does; null:
+/// not wanted.
+struct WrittenAmax {
+  float* tensor = nullptr;  ///< (1)
+  float* row = nullptr;     ///< (M)
+  float* column = nullptr;  ///< (K)
+
+  explicit operator bool() const { return tensor || row || column; }
+};
+
 /// Zeros `count` floats.
 void zero_amax(float* buffer, std::int64_t count, Stream stream);
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "octavo/kernels/gpu/types.h"
+#include "octavo/kernels/gpu/amax.h"
 
 namespace octavo::gpu {
 
@@ -19,13 +19,15 @@ struct RowsOf {
 ///
 ///   dgate = dh * up * s * (1 + gate * (1 - s)),   dup = dh * gate * s
 ///
-/// gate and up may be the halves of one matrix, and so may dgate and dup.
+/// gate and up may be the halves of one matrix, and so may dgate and dup. Amaxes of results cost no
+/// pass of their own where all start 16-byte aligned and rows are multiples of 8.
 struct SwigluArgs {
   std::int64_t rows = 0, columns = 0;
   DType dtype = DType::kBF16;  ///< of all
   RowsOf gate = {}, up = {};
   RowsOf h = {};                         ///< written by swiglu(), ignored by the other
   RowsOf dh = {}, dgate = {}, dup = {};  ///< dh is read, the others written by swiglu_backward()
+  WrittenAmax h_amax = {}, dgate_amax = {}, dup_amax = {};
 };
 
 void swiglu(const SwigluArgs& args, Stream stream);

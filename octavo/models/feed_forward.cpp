@@ -40,13 +40,24 @@ bool LlamaMlpImpl::fuses(const torch::Tensor& x) const {
           !at::autocast::is_autocast_enabled(x.device().type()));
 }
 
+std::optional<nn::InputRecipe> LlamaMlpImpl::input_recipe(const torch::Tensor& x) const {
+  if (!fuses(x)) return std::nullopt;
+  return nn::recipe_together(x, {gate_proj.get(), up_proj.get(), down_proj.get()});
+}
+
 torch::Tensor LlamaMlpImpl::forward(const torch::Tensor& x) {
+  return forward_shared({.x = x, .quantized = std::nullopt, .recipe = std::nullopt});
+}
+
+torch::Tensor LlamaMlpImpl::forward_shared(const nn::LinearInput& input) {
+  const torch::Tensor& x = input.x;
   if (!fuses(x)) {
-    const auto both = nn::forward_together(x, {gate_proj.get(), up_proj.get()}, fusion);
+    const auto both = nn::forward_together(input, {gate_proj.get(), up_proj.get()}, fusion);
     return down_proj(swiglu(both[0], both[1]));
   }
   const Recipe& recipe = *gate_proj->recipe;
   Float8SwigluMlpOptions with{.keep_weight_transposed = gate_proj->keep_weight_transposed};
+  if (input.quantized) with.input = &*input.quantized;
   std::size_t i = 0;
   for (nn::Linear linear : {gate_proj, up_proj, down_proj}) {
     const Float8LinearOptions options = linear->float8_options();

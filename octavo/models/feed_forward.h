@@ -4,6 +4,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "octavo/nn/fusion.h"
 #include "octavo/nn/linear.h"
@@ -21,6 +22,10 @@ class LlamaMlpImpl : public torch::nn::Module, public nn::FusedLayers {
   LlamaMlpImpl(std::int64_t dim, std::int64_t hidden, const at::TensorOptions& tensor);
 
   torch::Tensor forward(const torch::Tensor& x);  // (..., D) -> (..., D)
+  torch::Tensor forward_shared(const nn::LinearInput& input);
+
+  /// How forward_shared() takes x quantised, or nothing: it does not.
+  std::optional<nn::InputRecipe> input_recipe(const torch::Tensor& x) const;
 
   nn::Linear gate_proj{nullptr}, up_proj{nullptr}, down_proj{nullptr};
 

@@ -59,8 +59,20 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, const at::Tens
   k_norm = register_module("k_norm", make_norm(config, tensor, config.head_dim()));
 }
 
+std::optional<nn::InputRecipe> LlamaAttentionImpl::input_recipe(const torch::Tensor& x) const {
+  return fusion ? nn::recipe_together(x, {q_proj.get(), k_proj.get(), v_proj.get()}) : std::nullopt;
+}
+
 torch::Tensor LlamaAttentionImpl::forward(const torch::Tensor& x, const RopeTable& rope,
                                           KvCache* cache, std::int64_t layer) {
+  return forward_shared({.x = x, .quantized = std::nullopt, .recipe = std::nullopt}, rope, cache,
+                        layer);
+}
+
+torch::Tensor LlamaAttentionImpl::forward_shared(const nn::LinearInput& input,
+                                                 const RopeTable& rope, KvCache* cache,
+                                                 std::int64_t layer) {
+  const torch::Tensor& x = input.x;
   const std::int64_t batch = x.size(0), sequence = x.size(1), head_dim = config.head_dim();
   const auto split = [&](const at::Tensor& y, std::int64_t heads) {
     return y.view({batch, sequence, heads, head_dim});
@@ -68,10 +80,7 @@ torch::Tensor LlamaAttentionImpl::forward(const torch::Tensor& x, const RopeTabl
   const auto normed = [](nn::RMSNorm& norm, const at::Tensor& heads) {
     return norm.is_empty() ? heads : norm(heads);
   };
-  // On GPUs one by one, with one quantised x, until the sum inside the products has been timed
-  // there.
-  const auto qkv =
-      nn::forward_together(x, {q_proj.get(), k_proj.get(), v_proj.get()}, fusion && x.is_cpu());
+  const auto qkv = nn::forward_together(input, {q_proj.get(), k_proj.get(), v_proj.get()}, fusion);
   auto [q, k] = rotate(normed(q_norm, split(qkv[0], config.heads)),
                        normed(k_norm, split(qkv[1], config.kv_heads)), rope);
   at::Tensor v = split(qkv[2], config.kv_heads);
@@ -93,11 +102,21 @@ LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config, std::int64_t layer,
   post_attention_layernorm = register_module("post_attention_layernorm", make_norm(config, tensor));
 }
 
+torch::Tensor LlamaBlockImpl::attend(const torch::Tensor& x, const RopeTable& rope, KvCache* cache,
+                                     std::int64_t layer) {
+  return self_attn->forward_shared(input_layernorm->forward_for(x, self_attn->input_recipe(x)),
+                                   rope, cache, layer);
+}
+
 BlockOutput LlamaBlockImpl::forward(const torch::Tensor& x, const RopeTable& rope, KvCache* cache,
                                     std::int64_t layer) {
-  const auto [h, normed] = post_attention_layernorm->forward_residual(
-      self_attn(input_layernorm(x), rope, cache, layer), x);
-  if (moe.is_empty()) return {.y = h + mlp(normed), .aux_loss = {}, .tokens_per_expert = {}};
+  const at::Tensor attention = attend(x, rope, cache, layer);
+  if (moe.is_empty()) {
+    const auto [h, normed] =
+        post_attention_layernorm->forward_residual_for(attention, x, mlp->input_recipe(attention));
+    return {.y = h + mlp->forward_shared(normed), .aux_loss = {}, .tokens_per_expert = {}};
+  }
+  const auto [h, normed] = post_attention_layernorm->forward_residual(attention, x);
   const MoeOutput out = moe(normed);
   return {h + out.y, out.aux_loss, out.tokens_per_expert};
 }
@@ -148,14 +167,16 @@ BlockOutput checkpointed(std::function<BlockOutput(const at::Tensor&)> f, const 
 }  // namespace
 
 BlockOutput LlamaBlockImpl::forward_selective(const torch::Tensor& x, const RopeTable& rope) {
-  const at::Tensor h = x + self_attn(input_layernorm(x), rope);
+  const at::Tensor h = x + attend(x, rope, nullptr, 0);
   return checkpointed(
       [norm = post_attention_layernorm, mlp = mlp, moe = moe](const at::Tensor& h) {
-        const at::Tensor normed = nn::RMSNorm(norm)(h);
-        if (moe.is_empty())
-          return BlockOutput{
-              .y = h + LlamaMlp(mlp)(normed), .aux_loss = {}, .tokens_per_expert = {}};
-        const MoeOutput out = Moe(moe)(normed);
+        if (moe.is_empty()) {
+          const nn::LinearInput normed = nn::RMSNorm(norm)->forward_for(h, mlp->input_recipe(h));
+          return BlockOutput{.y = h + LlamaMlp(mlp)->forward_shared(normed),
+                             .aux_loss = {},
+                             .tokens_per_expert = {}};
+        }
+        const MoeOutput out = Moe(moe)(nn::RMSNorm(norm)(h));
         return BlockOutput{h + out.y, out.aux_loss, out.tokens_per_expert};
       },
       h);

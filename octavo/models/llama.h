@@ -35,6 +35,11 @@ class LlamaAttentionImpl : public torch::nn::Module, public nn::FusedLayers {
   /// positions held there and attends to them too.
   torch::Tensor forward(const torch::Tensor& x, const RopeTable& rope, KvCache* cache = nullptr,
                         std::int64_t layer = 0);
+  torch::Tensor forward_shared(const nn::LinearInput& input, const RopeTable& rope,
+                               KvCache* cache = nullptr, std::int64_t layer = 0);
+
+  /// How forward_shared() takes x quantised, or nothing: it does not.
+  std::optional<nn::InputRecipe> input_recipe(const torch::Tensor& x) const;
 
   LlamaConfig config;
   nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, o_proj{nullptr};
@@ -64,6 +69,10 @@ class LlamaBlockImpl : public torch::nn::Module {
   LlamaMlp mlp{nullptr};  // null in an MoE block
   Moe moe{nullptr};       // null in a dense one
   nn::RMSNorm input_layernorm{nullptr}, post_attention_layernorm{nullptr};
+
+ private:
+  torch::Tensor attend(const torch::Tensor& x, const RopeTable& rope, KvCache* cache,
+                       std::int64_t layer);  // attention(norm(x))
 };
 TORCH_MODULE(LlamaBlock);
 

@@ -96,26 +96,34 @@ LinearInput share_input(const at::Tensor& x, const std::vector<const LinearImpl*
   return input;
 }
 
-std::vector<at::Tensor> forward_together(const at::Tensor& x,
-                                         const std::vector<LinearImpl*>& linears, bool fusion) {
+std::optional<InputRecipe> recipe_together(const at::Tensor& x,
+                                           const std::vector<const LinearImpl*>& linears) {
   const std::optional<Recipe>& recipe = linears.front()->recipe;
-  bool together = fusion && recipe && at::GradMode::is_enabled() &&
-                  !at::autocast::is_autocast_enabled(x.device().type());
-  bool recorded = x.requires_grad();
+  bool together =
+      recipe && at::GradMode::is_enabled() && !at::autocast::is_autocast_enabled(x.device().type());
+  bool need_dw = false;
   for (const LinearImpl* linear : linears) {
     together = together && linear->recipe == recipe && !linear->bias.defined() &&
                linear->observer == nullptr;
-    recorded = recorded || linear->weight.requires_grad();
+    need_dw = need_dw || linear->weight.requires_grad();
   }
-  if (together && recorded) {
+  if (!together || !(need_dw || x.requires_grad())) return std::nullopt;
+  return InputRecipe{*recipe, need_dw};
+}
+
+std::vector<at::Tensor> forward_together(const LinearInput& input,
+                                         const std::vector<LinearImpl*>& linears, bool fusion) {
+  const std::vector<const LinearImpl*> readers(linears.begin(), linears.end());
+  const auto together = fusion ? recipe_together(input.x, readers) : std::nullopt;
+  if (together) {
     std::vector<OneOfLinears> all;
     for (LinearImpl* linear : linears) all.push_back({linear->weight, linear->float8_options()});
-    return float8_linears(x, all, *recipe);
+    return float8_linears(input.x, all, together->recipe,
+                          input.recipe == together->recipe ? &*input.quantized : nullptr);
   }
-  const LinearInput input =
-      share_input(x, std::vector<const LinearImpl*>(linears.begin(), linears.end()));
+  const LinearInput shared = input.quantized ? input : share_input(input.x, readers);
   std::vector<at::Tensor> y;
-  for (LinearImpl* linear : linears) y.push_back(linear->forward_shared(input));
+  for (LinearImpl* linear : linears) y.push_back(linear->forward_shared(shared));
   return y;
 }
 

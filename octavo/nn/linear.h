@@ -25,7 +25,8 @@ struct LinearOptions {
 
 class LinearImpl;
 
-/// x for several linears that read it: quantised once where they have the same recipe.
+/// x for several linears that read it: quantised once where they have the same recipe. RMSNorm
+/// makes one whose x may have no values (nn/rms_norm.h).
 struct LinearInput {
   at::Tensor x;                               // (..., in)
   std::optional<QuantizedLayouts> quantized;  ///< by `recipe`
@@ -37,9 +38,20 @@ struct LinearInput {
 /// backward keeps of x is kept once.
 LinearInput share_input(const at::Tensor& x, const std::vector<const LinearImpl*>& linears);
 
-/// Every linear's y of one x. With `fusion`, where all have one recipe and no bias, a graph is
-/// recorded and autocast is off, as one operation (float8_linears()); otherwise with share_input().
-std::vector<at::Tensor> forward_together(const at::Tensor& x,
+/// How linears that run as one operation take x quantised: quantize_input()'s arguments.
+struct InputRecipe {
+  Recipe recipe;
+  bool need_dw = false;
+};
+
+/// That of `linears`, where they run as one operation on x: all have one recipe, no bias and no
+/// observer, a graph is recorded and autocast is off.
+std::optional<InputRecipe> recipe_together(const at::Tensor& x,
+                                           const std::vector<const LinearImpl*>& linears);
+
+/// Every linear's y of one input: with `fusion`, where there is a recipe_together(), as one
+/// operation (float8_linears()), otherwise with share_input().
+std::vector<at::Tensor> forward_together(const LinearInput& input,
                                          const std::vector<LinearImpl*>& linears, bool fusion);
 
 /// y = x . w^T (+ bias). Without a recipe an ordinary linear; with one, float8_linear. Converting

@@ -1,5 +1,7 @@
 #include "octavo/nn/rms_norm.h"
 
+#include "octavo/ops/quantized_rms_norm.h"
+
 namespace octavo::nn {
 
 RMSNormImpl::RMSNormImpl(const RMSNormOptions& options) : options(options) { reset(); }
@@ -19,6 +21,26 @@ torch::Tensor RMSNormImpl::forward(const torch::Tensor& x) {
 std::tuple<torch::Tensor, torch::Tensor> RMSNormImpl::forward_residual(
     const torch::Tensor& x, const torch::Tensor& residual) {
   return add_rms_norm(x, residual, weight, options.eps);
+}
+
+LinearInput RMSNormImpl::forward_for(const torch::Tensor& x,
+                                     const std::optional<InputRecipe>& recipe) {
+  if (!recipe) return {.x = forward(x), .quantized = std::nullopt, .recipe = std::nullopt};
+  QuantizedRmsNorm made =
+      quantized_rms_norm(x, std::nullopt, weight, options.eps, recipe->recipe, recipe->need_dw);
+  return {.x = made.y, .quantized = made.quantized, .recipe = recipe->recipe};
+}
+
+std::tuple<torch::Tensor, LinearInput> RMSNormImpl::forward_residual_for(
+    const torch::Tensor& x, const torch::Tensor& residual,
+    const std::optional<InputRecipe>& recipe) {
+  if (!recipe) {
+    auto [h, y] = forward_residual(x, residual);
+    return {h, LinearInput{.x = y, .quantized = std::nullopt, .recipe = std::nullopt}};
+  }
+  QuantizedRmsNorm made =
+      quantized_rms_norm(x, residual, weight, options.eps, recipe->recipe, recipe->need_dw);
+  return {made.h, LinearInput{.x = made.y, .quantized = made.quantized, .recipe = recipe->recipe}};
 }
 
 }  // namespace octavo::nn

@@ -5,8 +5,10 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <optional>
 #include <tuple>
 
+#include "octavo/nn/linear.h"
 #include "octavo/ops/rms_norm.h"
 
 namespace octavo::nn {
@@ -28,6 +30,13 @@ class RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
   /// h = x + residual and its normalisation, in one pass on a GPU (ops/rms_norm.h).
   std::tuple<torch::Tensor, torch::Tensor> forward_residual(const torch::Tensor& x,
                                                             const torch::Tensor& residual);
+
+  /// The same as the input of linears that take it by `recipe`, quantised as it is computed
+  /// (quantized_rms_norm()); without one in high precision.
+  LinearInput forward_for(const torch::Tensor& x, const std::optional<InputRecipe>& recipe);
+  std::tuple<torch::Tensor, LinearInput> forward_residual_for(
+      const torch::Tensor& x, const torch::Tensor& residual,
+      const std::optional<InputRecipe>& recipe);
 
   RMSNormOptions options;
   torch::Tensor weight;  // (D)

@@ -21,12 +21,14 @@ class Float8Linears : public torch::autograd::Function<Float8Linears> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx,
                                                 const at::Tensor& x, const at::TensorList& weights,
                                                 const std::vector<OneOfLinears>& linears,
-                                                const std::string& recipe) {
+                                                const std::string& recipe,
+                                                const QuantizedLayouts* input) {
     const bool need_dx = x.requires_grad();
     bool need_dw = false;
     for (const at::Tensor& w : weights) need_dw = need_dw || w.requires_grad();
     at::AutoDispatchBelowADInplaceOrView guard;
-    const QuantizedLayouts x_fp8 = quantize_input(x, Recipe::parse(recipe), need_dw);
+    const QuantizedLayouts x_fp8 =
+        input ? *input : quantize_input(x, Recipe::parse(recipe), need_dw);
     torch::autograd::variable_list outputs, saved;
     if (!need_dw) {
       saved = {at::Tensor(), at::Tensor()};
@@ -68,7 +70,7 @@ class Float8Linears : public torch::autograd::Function<Float8Linears> {
     const bool need_dx = ctx->needs_input_grad(0);
     const std::string& recipe = ctx->saved_data["recipe"].toStringRef();
     at::Tensor dx;
-    torch::autograd::variable_list result(grads.size() + 3);
+    torch::autograd::variable_list result(grads.size() + 4);
     at::AutoDispatchBelowADInplaceOrView guard;
     for (std::size_t i = grads.size(); i-- > 0;) {
       if (!grads[i].defined()) continue;
@@ -96,7 +98,7 @@ namespace octavo {
 
 std::vector<at::Tensor> float8_linears(const at::Tensor& x,
                                        const std::vector<OneOfLinears>& linears,
-                                       const Recipe& recipe) {
+                                       const Recipe& recipe, const QuantizedLayouts* input) {
   TORCH_CHECK(
       at::GradMode::is_enabled() && !at::autocast::is_autocast_enabled(x.device().type()),
       "float8_linears: expected a graph to be recorded, without autocast; call float8_linear()");
@@ -105,7 +107,7 @@ std::vector<at::Tensor> float8_linears(const at::Tensor& x,
     ops::refuse_tangents("float8_linears", {x, one.w});
     weights.push_back(one.w);
   }
-  return ops::Float8Linears::apply(x, at::TensorList(weights), linears, recipe.to_string());
+  return ops::Float8Linears::apply(x, at::TensorList(weights), linears, recipe.to_string(), input);
 }
 
 }  // namespace octavo

@@ -23,8 +23,11 @@ struct OneOfLinears {
 ///
 /// For C++ modules: only while a graph is recorded, not under autocast, and no dispatcher operator.
 /// Errors: as float8_linear().
+///
+/// input: quantize_input(x, recipe, whether a w requires a gradient), or nullptr.
 std::vector<at::Tensor> float8_linears(const at::Tensor& x,
                                        const std::vector<OneOfLinears>& linears,
-                                       const Recipe& recipe);
+                                       const Recipe& recipe,
+                                       const QuantizedLayouts* input = nullptr);
 
 }  // namespace octavo

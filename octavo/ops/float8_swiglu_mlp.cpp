@@ -68,10 +68,12 @@ MlpBackwardResult mlp_backward_kernel(
 
 }  // namespace
 
-MlpForwardResult float8_swiglu_mlp_forward_kernel(
-    const at::Tensor& x, const std::array<at::Tensor, 3>& w, std::string_view recipe, bool need_dx,
-    bool need_dw, bool keep_weight_transposed, bool fuse,
-    const std::array<const QuantizedLayouts*, 3>& given) {
+MlpForwardResult float8_swiglu_mlp_forward_kernel(const at::Tensor& x,
+                                                  const std::array<at::Tensor, 3>& w,
+                                                  std::string_view recipe, bool need_dx,
+                                                  bool need_dw, bool keep_weight_transposed,
+                                                  bool fuse, const MlpQuantized& quantized) {
+  const auto& given = quantized.weights;
   const LinearSpec spec = resolve_for(recipe, x.device());
   check_mlp_arguments(x, w[0], w[1], w[2]);
   check_mlp_sizes(x, w);
@@ -102,9 +104,15 @@ MlpForwardResult float8_swiglu_mlp_forward_kernel(
 
   at::Tensor gate, up;
   {
-    const QuantizedOperand x_fp8 =
-        quantize_operand(as_matrix(x), {.rows = spec.forward.a, .transposed = for_dw});
-    if (for_dw) save(kX, x_fp8.transposed);
+    QuantizedOperand x_fp8;
+    if (const QuantizedLayouts* input = quantized.input) {
+      x_fp8 = operand_of("x", "x_rows_scale", as_matrix(x), input->rows, input->rows_scale,
+                         *spec.forward.a, std::nullopt);
+      if (for_dw) saved[kX] = input->transposed, saved[kXScale] = input->transposed_scale;
+    } else {
+      x_fp8 = quantize_operand(as_matrix(x), {.rows = spec.forward.a, .transposed = for_dw});
+      if (for_dw) save(kX, x_fp8.transposed);
+    }
     gate = scaled_mm(x_fp8.rows, quantized_weight(0), product);
     up = scaled_mm(x_fp8.rows, quantized_weight(1), product);
   }
@@ -260,7 +268,7 @@ at::Tensor float8_swiglu_mlp(const at::Tensor& x, const at::Tensor& w_gate, cons
                              const at::Tensor& w_down, const Recipe& recipe,
                              const Float8SwigluMlpOptions& options) {
   const std::string text = recipe.to_string();
-  bool recorded = false;
+  bool recorded = options.input != nullptr;
   for (std::size_t i = 0; i < 3; ++i) {
     recorded = recorded || options.weights[i] || options.accumulate_into[i].defined();
   }

@@ -13,9 +13,13 @@ struct Float8SwigluMlpOptions {
   /// kAuto: kept when 2 M >= F (and where M or F is symbolic): what keeping costs is less than the
   /// silu(gate) that three operators would keep and this one does not. For all three weights.
   KeepWeightTransposed keep_weight_transposed = KeepWeightTransposed::kAuto;
-  /// Quantise h and its gradients in the pass that computes them, where their scales need no other
-  /// (quantize/quantize_produced.h); false writes them first. The bits are the same.
+  /// Quantise h and its gradients in the pass that computes them, where their scales need no other,
+  /// and find the amaxes of other scales in it (quantize/quantize_produced.h); false writes and
+  /// then quantises them. The bits are the same.
   bool fuse = true;
+  /// quantize_input(x, recipe, whether the weights require gradients), or nullptr: as
+  /// Float8LinearOptions's.
+  const QuantizedLayouts* input = nullptr;
   /// Of gate, up and down, as Float8LinearOptions's: quantised already, or the gradient to add to.
   /// Only while a graph is recorded; not under autocast.
   std::array<const QuantizedLayouts*, 3> weights = {};

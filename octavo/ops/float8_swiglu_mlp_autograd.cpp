@@ -19,7 +19,7 @@ using Weights = std::array<at::Tensor, 3>;
 
 // Nothing of it is differentiable.
 struct GivenToMlp {
-  std::array<const QuantizedLayouts*, 3> weights = {};
+  MlpQuantized quantized = {};
   Weights accumulate_into = {};
   bool any = false;
 };
@@ -38,7 +38,7 @@ class Float8SwigluMlp : public torch::autograd::Function<Float8SwigluMlp> {
     {
       at::AutoDispatchBelowADInplaceOrView guard;
       result = given.any ? float8_swiglu_mlp_forward_kernel(x, w, recipe, need_dx, need_dw, keep,
-                                                            fuse, given.weights)
+                                                            fuse, given.quantized)
                          : call_float8_swiglu_mlp_forward(x, w_gate, w_up, w_down, recipe, need_dx,
                                                           need_dw, keep, fuse);
     }
@@ -53,7 +53,7 @@ class Float8SwigluMlp : public torch::autograd::Function<Float8SwigluMlp> {
     torch::autograd::variable_list saved = {made[kGate], made[kUp], saved_x,
                                             x_scale,     saved_h,   h_scale};
     for (std::size_t i = 0; i < 3; ++i) {
-      save_weight(saved, w[i], given.weights[i], keep && (need_dx || i == 2),
+      save_weight(saved, w[i], given.quantized.weights[i], keep && (need_dx || i == 2),
                   made[kWeights + 2 * i], made[kWeights + 2 * i + 1]);
     }
     ctx->save_for_backward(saved);
@@ -268,7 +268,7 @@ at::Tensor float8_swiglu_mlp_recorded(const at::Tensor& x, const std::array<at::
   refuse_tangents("float8_swiglu_mlp", {x, w[0], w[1], w[2]});
   TORCH_CHECK(
       at::GradMode::is_enabled() && !at::autocast::is_autocast_enabled(x.device().type()),
-      "float8_swiglu_mlp: weights and accumulate_into are for calls whose graph is recorded "
+      "float8_swiglu_mlp: input, weights and accumulate_into are for calls whose graph is recorded "
       "without autocast; leave them out otherwise");
   for (std::size_t i = 0; i < 3; ++i) {
     check_accumulate_into("float8_swiglu_mlp", options.accumulate_into[i], w[i]);
@@ -276,8 +276,9 @@ at::Tensor float8_swiglu_mlp_recorded(const at::Tensor& x, const std::array<at::
   return Float8SwigluMlp::apply(
       x, w[0], w[1], w[2], recipe, keeps_mlp_weights(x, w[0], name(options.keep_weight_transposed)),
       options.fuse,
-      GivenToMlp{
-          .weights = options.weights, .accumulate_into = options.accumulate_into, .any = true});
+      GivenToMlp{.quantized = {.input = options.input, .weights = options.weights},
+                 .accumulate_into = options.accumulate_into,
+                 .any = true});
 }
 
 TORCH_LIBRARY_IMPL(octavo, Autograd, m) {

@@ -47,12 +47,19 @@ MlpBackwardResult call_float8_swiglu_mlp_backward(
     const std::optional<at::Tensor>& w_down_scale, std::string_view recipe, bool need_dx,
     at::ScalarType dw_dtype, bool fuse);
 
-/// The kernels of both, with what no operator takes: weights that are quantised already (null:
-/// not), and gradients to add to (undefined: none).
-MlpForwardResult float8_swiglu_mlp_forward_kernel(
-    const at::Tensor& x, const std::array<at::Tensor, 3>& w, std::string_view recipe, bool need_dx,
-    bool need_dw, bool keep_weight_transposed, bool fuse,
-    const std::array<const QuantizedLayouts*, 3>& given);
+/// What is quantised already, null: not.
+struct MlpQuantized {
+  const QuantizedLayouts* input = nullptr;
+  std::array<const QuantizedLayouts*, 3> weights = {};
+};
+
+/// The kernels of both, with what no operator takes: operands that are quantised already, and
+/// gradients to add to (undefined: none).
+MlpForwardResult float8_swiglu_mlp_forward_kernel(const at::Tensor& x,
+                                                  const std::array<at::Tensor, 3>& w,
+                                                  std::string_view recipe, bool need_dx,
+                                                  bool need_dw, bool keep_weight_transposed,
+                                                  bool fuse, const MlpQuantized& given);
 
 struct MlpBackwardArguments {
   at::Tensor dy, gate, up;

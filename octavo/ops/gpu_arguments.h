@@ -2,7 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "octavo/kernels/gpu/amax.h"
 #include "octavo/kernels/gpu/types.h"
+#include "octavo/quantize/quantize_produced.h"
 
 /// What operators hand to GPU kernels. Included by *_cuda.cpp files only.
 namespace octavo::ops {
@@ -15,6 +17,15 @@ inline bool is_gpu_dtype(at::ScalarType dtype) {
 inline gpu::DType gpu_dtype(const at::Tensor& tensor) {
   if (tensor.scalar_type() == at::kFloat) return gpu::DType::kFP32;
   return tensor.scalar_type() == at::kBFloat16 ? gpu::DType::kBF16 : gpu::DType::kFP16;
+}
+
+/// Where a kernel finds the amaxes of what it writes; null: nowhere.
+inline gpu::WrittenAmax written_amax(const Amaxes* amaxes) {
+  if (!amaxes) return {};
+  const auto pointer = [](const at::Tensor& t) {
+    return t.defined() ? t.mutable_data_ptr<float>() : nullptr;
+  };
+  return {pointer(amaxes->tensor), pointer(amaxes->rows), pointer(amaxes->columns)};
 }
 
 /// Contiguous and, as kernels that move 16 bytes at a time ask, 16-byte aligned: itself or a copy.

@@ -7,6 +7,7 @@
 
 #include "octavo/ops/below.h"
 #include "octavo/ops/find_operator.h"
+#include "octavo/ops/operands.h"
 #include "octavo/ops/rms_norm_ops.h"
 
 namespace octavo::ops {
@@ -23,16 +24,6 @@ RmsNormResult call_rms_norm_forward(const at::Tensor& x, const std::optional<at:
                                     const at::Tensor& w, double eps) {
   static const auto op = find_operator<decltype(call_rms_norm_forward)>("octavo::rms_norm_forward");
   return op.call(x, residual, w, eps);
-}
-
-std::tuple<at::Tensor, at::Tensor> call_rms_norm_backward(const at::Tensor& dy,
-                                                          const std::optional<at::Tensor>& dh,
-                                                          const at::Tensor& h, const at::Tensor& w,
-                                                          const at::Tensor& rstd, bool need_dx,
-                                                          bool need_dw) {
-  static const auto op =
-      find_operator<decltype(call_rms_norm_backward)>("octavo::rms_norm_backward");
-  return op.call(dy, dh, h, w, rstd, need_dx, need_dw);
 }
 
 RmsNormResult rms_norm_forward_meta(const at::Tensor& x, const std::optional<at::Tensor>& residual,
@@ -98,6 +89,16 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
 
 }  // namespace
 
+std::tuple<at::Tensor, at::Tensor> call_rms_norm_backward(const at::Tensor& dy,
+                                                          const std::optional<at::Tensor>& dh,
+                                                          const at::Tensor& h, const at::Tensor& w,
+                                                          const at::Tensor& rstd, bool need_dx,
+                                                          bool need_dw) {
+  static const auto op =
+      find_operator<decltype(call_rms_norm_backward)>("octavo::rms_norm_backward");
+  return op.call(dy, dh, h, w, rstd, need_dx, need_dw);
+}
+
 void check_rms_norm(const at::Tensor& x, const std::optional<at::Tensor>& residual,
                     const at::Tensor& w) {
   TORCH_CHECK(w.dim() == 1 && x.dim() >= 1 && x.sym_size(-1) == w.sym_size(0), "rms_norm: x is ",
@@ -150,6 +151,19 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_composite(
   }
   if (need_dw) dw = gh_MD.t().mv(r_M1.squeeze(1)).to(w.scalar_type());
   return {dx, dw};
+}
+
+RmsNormOperand rms_norm_operand(const at::Tensor& x, const std::optional<at::Tensor>& residual,
+                                const at::Tensor& w, double eps, const OperandSpec& spec,
+                                bool keep_y) {
+#if OCTAVO_WITH_CUDA
+  if (x.is_cuda()) return rms_norm_operand_cuda(x, residual, w, eps, spec, keep_y);
+#endif
+  auto [h, y, rstd] = rms_norm_composite(x, residual, w, eps);
+  return {.h = h,
+          .rstd = rstd,
+          .y = keep_y ? y : at::Tensor(),
+          .operand = quantize_operand(as_matrix(y), spec)};
 }
 
 TORCH_LIBRARY_IMPL(octavo, CPU, m) {

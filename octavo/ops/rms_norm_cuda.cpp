@@ -5,6 +5,7 @@
 
 #include "octavo/kernels/gpu/rms_norm.h"
 #include "octavo/ops/gpu_arguments.h"
+#include "octavo/ops/operands.h"
 #include "octavo/ops/rms_norm_ops.h"
 #include "octavo/quantize/allocate.h"
 
@@ -20,31 +21,43 @@ const void* data_of(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.const_data_ptr() : nullptr;
 }
 
+// x and w are aligned(). y is undefined without with_y; its amaxes are found where not null.
+RmsNormResult run_rms_norm(const at::Tensor& x, const std::optional<at::Tensor>& residual,
+                           const at::Tensor& w, double eps, bool with_y, const Amaxes* amaxes) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const at::Tensor residual_dense = residual ? aligned(*residual) : at::Tensor();
+  const at::Tensor h = residual ? empty_on(x.device(), x.sizes(), x.scalar_type())
+                                : empty_on(x.device(), {0}, x.scalar_type());
+  at::Tensor y, partial;
+  if (with_y) y = empty_on(x.device(), x.sizes(), x.scalar_type());
+  const at::Tensor rstd = empty_on(x.device(), x.sizes().slice(0, x.dim() - 1), at::kFloat);
+  gpu::RmsNormArgs args{.x = x.const_data_ptr(),
+                        .residual = data_of(residual_dense),
+                        .w = w.const_data_ptr(),
+                        .dtype = gpu_dtype(x),
+                        .w_dtype = gpu_dtype(w),
+                        .rows = rstd.numel(),
+                        .columns = w.size(0),
+                        .eps = static_cast<float>(eps),
+                        .h = residual ? h.data_ptr() : nullptr,
+                        .y = with_y ? y.data_ptr() : nullptr,
+                        .rstd = rstd.mutable_data_ptr<float>(),
+                        .y_amax = written_amax(amaxes)};
+  if (args.y_amax.column) {
+    partial =
+        empty_on(x.device(), {gpu::rms_norm_partials(args.rows, args.columns)}, x.scalar_type());
+    args.partial = partial.data_ptr();
+  }
+  gpu::rms_norm(args, c10::cuda::getCurrentCUDAStream(x.device().index()).stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return {h, y, rstd};
+}
+
 RmsNormResult rms_norm_forward_cuda(const at::Tensor& x, const std::optional<at::Tensor>& residual,
                                     const at::Tensor& w, double eps) {
   check_rms_norm(x, residual, w);
   if (!takes_rms_norm(x, w)) return rms_norm_composite(x, residual, w, eps);
-  const c10::cuda::CUDAGuard guard(x.device());
-  const at::Tensor x_dense = aligned(x), w_dense = aligned(w);
-  const at::Tensor residual_dense = residual ? aligned(*residual) : at::Tensor();
-  const at::Tensor h = residual ? empty_on(x.device(), x.sizes(), x.scalar_type())
-                                : empty_on(x.device(), {0}, x.scalar_type());
-  const at::Tensor y = empty_on(x.device(), x.sizes(), x.scalar_type());
-  const at::Tensor rstd = empty_on(x.device(), x.sizes().slice(0, x.dim() - 1), at::kFloat);
-  gpu::rms_norm({.x = x_dense.const_data_ptr(),
-                 .residual = data_of(residual_dense),
-                 .w = w_dense.const_data_ptr(),
-                 .dtype = gpu_dtype(x),
-                 .w_dtype = gpu_dtype(w),
-                 .rows = rstd.numel(),
-                 .columns = w.size(0),
-                 .eps = static_cast<float>(eps),
-                 .h = residual ? h.data_ptr() : nullptr,
-                 .y = y.data_ptr(),
-                 .rstd = rstd.mutable_data_ptr<float>()},
-                c10::cuda::getCurrentCUDAStream(x.device().index()).stream());
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
-  return {h, y, rstd};
+  return run_rms_norm(aligned(x), residual, aligned(w), eps, /*with_y=*/true, nullptr);
 }
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& dy,
@@ -81,6 +94,30 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& dy,
 }
 
 }  // namespace
+
+RmsNormOperand rms_norm_operand_cuda(const at::Tensor& x, const std::optional<at::Tensor>& residual,
+                                     const at::Tensor& w, double eps, const OperandSpec& spec,
+                                     bool keep_y) {
+  check_rms_norm(x, residual, w);
+  if (!takes_rms_norm(x, w)) {
+    auto [h, y, rstd] = rms_norm_composite(x, residual, w, eps);
+    return {.h = h, .rstd = rstd, .y = y, .operand = quantize_operand(as_matrix(y), spec)};
+  }
+  const at::Tensor x_dense = aligned(x), w_dense = aligned(w), x_MD = as_matrix(x_dense);
+  const std::optional<Amaxes> found = amaxes_for(x_MD, spec);
+  const Amaxes* const amaxes = found ? &*found : nullptr;
+  const bool again = !keep_y && can_quantize_rms_norm({.h = x_MD, .rstd = {}, .w = w_dense}, spec);
+  auto [h, y, rstd] = run_rms_norm(x_dense, residual, w_dense, eps, /*with_y=*/!again, amaxes);
+  RmsNormOperand result{.h = h, .rstd = rstd, .y = y, .operand = {}};
+  if (again) {
+    result.operand = quantize_rms_norm(
+        {.h = residual ? as_matrix(h) : x_MD, .rstd = rstd, .w = w_dense}, spec, amaxes);
+  } else {
+    result.operand = amaxes ? quantize_with_amaxes(as_matrix(y), spec, *amaxes)
+                            : quantize_operand(as_matrix(y), spec);
+  }
+  return result;
+}
 
 TORCH_LIBRARY_IMPL(octavo, CUDA, m) {
   m.impl("rms_norm_forward", &rms_norm_forward_cuda);

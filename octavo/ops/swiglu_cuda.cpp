@@ -19,14 +19,6 @@ gpu::SwigluArgs swiglu_args(const at::Tensor& gate, const at::Tensor& up) {
           .up = rows_on_gpu(up)};
 }
 
-gpu::WrittenAmax written_amax(const Amaxes* amaxes) {
-  if (!amaxes) return {};
-  const auto pointer = [](const at::Tensor& t) {
-    return t.defined() ? t.mutable_data_ptr<float>() : nullptr;
-  };
-  return {pointer(amaxes->tensor), pointer(amaxes->rows), pointer(amaxes->columns)};
-}
-
 }  // namespace
 
 void swiglu_rows_cuda(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& h,

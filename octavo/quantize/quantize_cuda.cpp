@@ -15,7 +15,7 @@
 #include "octavo/kernels/gpu/quantize_row.h"
 #include "octavo/quantize/allocate.h"
 #include "octavo/quantize/gpu_matrix.h"
-#include "octavo/quantize/layout.h"
+#include "octavo/quantize/gpu_operand.h"
 #include "octavo/quantize/quantize_device.h"
 
 namespace octavo {
@@ -54,15 +54,15 @@ bool alike(const Wanted& a, const Wanted& b) {
          a.is(Granularity::block_128x128()) == b.is(Granularity::block_128x128());
 }
 
-bool rows_alone(const gpu::Matrix& x, const gpu::Groups& groups, const Wanted& rows,
-                  const Wanted& transposed) {
+// Rows with a scale each, whose amax is at hand once the row is.
+bool rows_alone(const GpuOperand& operand, const Wanted& rows, const Wanted& transposed) {
   return rows && !transposed && rows.is(Granularity::rowwise()) &&
-         (groups.count == 1 || groups.stride == x.rows * x.row_stride);
+         (operand.groups.count == 1 ||
+          operand.groups.stride == operand.x.rows * operand.x.row_stride);
 }
 
-// Whether all of x fits the GPU's registers, and what is then done.
-std::optional<gpu::QuantizeResidentArgs> resident_args(const gpu::Matrix& x,
-                                                       const gpu::Groups& groups,
+// What is done where all of x fits the GPU's registers.
+std::optional<gpu::QuantizeResidentArgs> resident_args(const GpuOperand& operand,
                                                        const Wanted& rows,
                                                        const Wanted& transposed) {
   const auto layout = [](const Wanted& wanted) -> gpu::ResidentLayout {
@@ -70,31 +70,31 @@ std::optional<gpu::QuantizeResidentArgs> resident_args(const gpu::Matrix& x,
     return {wanted.data(), wanted.scale(), wanted.is(Granularity::rowwise())};
   };
   const LayoutSpec& spec = rows ? *rows.spec : *transposed.spec;
-  const gpu::QuantizeResidentArgs args{.x = x,
+  const gpu::QuantizeResidentArgs args{.x = operand.x,
                                        .rows = layout(rows),
                                        .transposed = layout(transposed),
                                        .format = spec.format,
                                        .rounding = spec.scale_rounding};
   const bool across = (rows && rows.is(Granularity::colwise())) ||
                       (transposed && transposed.is(Granularity::colwise()));
-  if (groups.count != 1 || across || !gpu::fits_resident(args)) return std::nullopt;
+  if (operand.groups.count != 1 || operand.from || across || !gpu::fits_resident(args)) {
+    return std::nullopt;
+  }
   return args;
 }
 
 // The amaxes that scales of two reads follow from.
-struct Spans {
-  bool row, column, whole;
-
-  Spans(const Wanted& rows, const Wanted& transposed) {
-    const auto wants = [](const Wanted& layout, const Granularity& granularity) {
-      return layout && layout.is(granularity);
-    };
-    // A layout's scales run along it or, colwise, along the other axis of x.
-    row = wants(rows, Granularity::rowwise()) || wants(transposed, Granularity::colwise());
-    column = wants(rows, Granularity::colwise()) || wants(transposed, Granularity::rowwise());
-    whole = wants(rows, Granularity::tensorwise()) || wants(transposed, Granularity::tensorwise());
-  }
-};
+AmaxesWanted amaxes_of(const Wanted& rows, const Wanted& transposed) {
+  const auto wants = [](const Wanted& layout, const Granularity& granularity) {
+    return layout && layout.is(granularity);
+  };
+  // A layout's scales run along it or, colwise, along the other axis of x.
+  return {
+      .tensor =
+          wants(rows, Granularity::tensorwise()) || wants(transposed, Granularity::tensorwise()),
+      .rows = wants(rows, Granularity::rowwise()) || wants(transposed, Granularity::colwise()),
+      .columns = wants(rows, Granularity::colwise()) || wants(transposed, Granularity::rowwise())};
+}
 
 // Where each amax lies: of all matrices.
 struct AmaxPointers {
@@ -103,25 +103,29 @@ struct AmaxPointers {
 
 // Whole-row, whole-column and whole-tensor scales: two reads, or one where a row's amax is at hand,
 // all of x fits the registers, or the amaxes are known.
-void quantize_spans(const gpu::Matrix& x, const gpu::Groups& groups, const Wanted& rows,
-                    const Wanted& transposed, c10::Device device, const at::Tensor& scratch,
-                    const Amaxes* known, gpu::Stream stream) {
+void quantize_spans(const GpuOperand& operand, const Wanted& rows, const Wanted& transposed) {
+  const gpu::Matrix& x = operand.x;
+  const gpu::Groups& groups = operand.groups;
+  const gpu::Stream stream = operand.stream();
   const LayoutSpec& spec = rows ? *rows.spec : *transposed.spec;
   ++kernels::counters().quantize;
   const auto floats = [&](std::int64_t count) {
-    return scratch.defined() ? scratch : empty_on(device, {count}, at::kFloat);
+    return operand.scratch.defined() ? operand.scratch
+                                     : empty_on(operand.device, {count}, at::kFloat);
   };
-  if (rows_alone(x, groups, rows, transposed)) {
+  if (rows_alone(operand, rows, transposed)) {
     gpu::Matrix all = x;
     all.rows *= groups.count;
     return gpu::quantize_row({.x = all,
                               .data = rows.data(),
                               .scale = rows.scale(),
                               .format = spec.format,
-                              .rounding = spec.scale_rounding},
+                              .rounding = spec.scale_rounding,
+                              .from = operand.from},
                              stream);
   }
-  if (auto resident = resident_args(x, groups, rows, transposed); resident && !known) {
+  const Amaxes* const known = operand.known;
+  if (auto resident = resident_args(operand, rows, transposed); resident && !known) {
     const at::Tensor partial = floats(gpu::resident_partials(x));
     resident->partial = partial.mutable_data_ptr<float>();
     return gpu::quantize_resident(*resident, stream);
@@ -134,20 +138,20 @@ void quantize_spans(const gpu::Matrix& x, const gpu::Groups& groups, const Wante
     };
     amaxes = {pointer(known->tensor), pointer(known->rows), pointer(known->columns)};
   } else {
-    const Spans spans(rows, transposed);
+    const AmaxesWanted wanted = amaxes_of(rows, transposed);
     // [tensor | rows | columns]
     const std::int64_t row_at = (groups.count + 3) / 4 * 4;
-    const std::int64_t column_at = row_at + (spans.row ? groups.count * x.rows : 0);
-    const std::int64_t count = column_at + (spans.column ? groups.count * x.columns : 0);
+    const std::int64_t column_at = row_at + (wanted.rows ? groups.count * x.rows : 0);
+    const std::int64_t count = column_at + (wanted.columns ? groups.count * x.columns : 0);
     buffer = floats(count);
     float* const first = buffer.mutable_data_ptr<float>();
     amaxes = {first, first + row_at, first + column_at};
     gpu::zero_amax(first, count, stream);
     ++kernels::counters().amax;
     gpu::amax({.x = x,
-               .tensor = spans.whole ? amaxes.tensor : nullptr,
-               .row = spans.row ? amaxes.row : nullptr,
-               .column = spans.column ? amaxes.column : nullptr,
+               .tensor = wanted.tensor ? amaxes.tensor : nullptr,
+               .row = wanted.rows ? amaxes.row : nullptr,
+               .column = wanted.columns ? amaxes.column : nullptr,
                .groups = groups},
               stream);
   }
@@ -167,12 +171,12 @@ void quantize_spans(const gpu::Matrix& x, const gpu::Groups& groups, const Wante
              .transposed = layout(transposed, amaxes.column, amaxes.row),
              .format = spec.format,
              .rounding = spec.scale_rounding,
-             .groups = groups},
+             .groups = groups,
+             .from = operand.from},
             stream);
 }
 
-void quantize_blocks(const gpu::Matrix& x, const gpu::Groups& groups, const Wanted& rows,
-                     const Wanted& transposed, gpu::Stream stream) {
+void quantize_blocks(const GpuOperand& operand, const Wanted& rows, const Wanted& transposed) {
   const LayoutSpec& spec = rows ? *rows.spec : *transposed.spec;
   const auto layout = [](const Wanted& wanted) -> gpu::BlockLayout {
     if (!wanted) return {};
@@ -185,61 +189,57 @@ void quantize_blocks(const gpu::Matrix& x, const gpu::Groups& groups, const Want
   };
   ++kernels::counters().quantize;
   gpu::quantize_block(
-      {.x = x,
+      {.x = operand.x,
        .rows = layout(rows),
        .transposed = layout(transposed),
        .shape = spec.granularity == Granularity::block_128x128() ? gpu::BlockShape::k128x128
                                                                  : gpu::BlockShape::k1x128,
        .format = spec.format,
        .rounding = spec.scale_rounding,
-       .groups = groups},
-      stream);
+       .groups = operand.groups,
+       .from = operand.from},
+      operand.stream());
 }
 
-void quantize_mx_blocks(const gpu::Matrix& x, const gpu::Groups& groups, const Wanted& rows,
-                        const Wanted& transposed, gpu::Stream stream) {
+void quantize_mx_blocks(const GpuOperand& operand, const Wanted& rows, const Wanted& transposed) {
   const LayoutSpec& spec = rows ? *rows.spec : *transposed.spec;
   const auto layout = [](const Wanted& wanted) -> gpu::MxLayout {
     if (!wanted) return {};
     return {wanted.data(), static_cast<std::uint8_t*>(wanted.out->scale.data_ptr())};
   };
   ++kernels::counters().quantize;
-  gpu::quantize_mx({.x = x,
+  gpu::quantize_mx({.x = operand.x,
                     .rows = layout(rows),
                     .transposed = layout(transposed),
                     .format = spec.format,
                     .rounding = spec.mx_rounding,
-                    .groups = groups},
-                   stream);
+                    .groups = operand.groups,
+                    .from = operand.from},
+                   operand.stream());
 }
 
-// x is a matrix, or matrices of one size one after the other.
-void quantize_on_gpu(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out,
-                     const at::Tensor& scratch, const Amaxes* known) {
-  const c10::cuda::CUDAGuard guard(x.device());
-  const gpu::Stream stream = c10::cuda::getCurrentCUDAStream(x.device().index()).stream();
-  gpu::Matrix matrix = gpu_matrix_of(x);
-  gpu::Groups groups;
-  if (x.dim() == 3) groups = {.count = x.size(0), .stride = x.stride(0)};
-  if (groups.count == 0) return;
+}  // namespace
+
+void quantize_gpu_operand(GpuOperand operand, const OperandSpec& spec, QuantizedOperand& out) {
+  if (operand.groups.count == 0) return;
+  const c10::cuda::CUDAGuard guard(operand.device);
   Wanted rows, transposed;
   if (spec.rows) rows = {&*spec.rows, &out.rows};
   if (spec.transposed) transposed = {&*spec.transposed, &out.transposed};
   // A transposed view is its base with the layouts' roles exchanged.
-  if (matrix.column_stride != 1 && matrix.row_stride == 1) {
-    std::swap(matrix.rows, matrix.columns);
-    std::swap(matrix.row_stride, matrix.column_stride);
+  if (operand.x.column_stride != 1 && operand.x.row_stride == 1) {
+    std::swap(operand.x.rows, operand.x.columns);
+    std::swap(operand.x.row_stride, operand.x.column_stride);
     std::swap(rows, transposed);
   }
   const auto write = [&](const Wanted& by_rows, const Wanted& by_columns) {
     switch (family_of(by_rows ? by_rows : by_columns)) {
       case Family::kCast:
-        return quantize_spans(matrix, groups, by_rows, by_columns, x.device(), scratch, known,
-                              stream);
+        return quantize_spans(operand, by_rows, by_columns);
       case Family::kBlock:
-        return quantize_blocks(matrix, groups, by_rows, by_columns, stream);
+        return quantize_blocks(operand, by_rows, by_columns);
       case Family::kMx:
-        return quantize_mx_blocks(matrix, groups, by_rows, by_columns, stream);
+        return quantize_mx_blocks(operand, by_rows, by_columns);
     }
   };
   if (rows && transposed && alike(rows, transposed)) {
@@ -251,7 +251,19 @@ void quantize_on_gpu(const at::Tensor& x, const OperandSpec& spec, QuantizedOper
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-}  // namespace
+std::optional<AmaxesWanted> amaxes_wanted(const GpuOperand& operand, const OperandSpec& spec) {
+  Wanted rows, transposed;
+  if (spec.rows) rows.spec = &*spec.rows;
+  if (spec.transposed) transposed.spec = &*spec.transposed;
+  GpuOperand in_memory = operand;
+  in_memory.from = {};
+  if (operand.x.column_stride != 1 || family_of(rows ? rows : transposed) != Family::kCast ||
+      (rows && transposed && !alike(rows, transposed)) || rows_alone(operand, rows, transposed) ||
+      resident_args(in_memory, rows, transposed)) {
+    return std::nullopt;
+  }
+  return amaxes_of(rows, transposed);
+}
 
 gpu::Matrix gpu_matrix_of(const at::Tensor& x) {
   const at::ScalarType dtype = x.scalar_type();
@@ -271,44 +283,8 @@ gpu::Matrix gpu_matrix_of(const at::Tensor& x) {
 
 void quantize_cuda(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out,
                    const at::Tensor& scratch, const Amaxes* known) {
-  quantize_on_gpu(x, spec, out, scratch, known);
-}
-
-std::optional<Amaxes> amaxes_for(const at::Tensor& x, const OperandSpec& spec) {
-  if (!x.is_cuda() || x.numel() == 0 || !(spec.rows || spec.transposed)) return std::nullopt;
-  const gpu::Matrix matrix = gpu_matrix_of(x);
-  Wanted rows, transposed;
-  if (spec.rows) rows.spec = &*spec.rows;
-  if (spec.transposed) transposed.spec = &*spec.transposed;
-  if (matrix.column_stride != 1 || family_of(rows ? rows : transposed) != Family::kCast ||
-      (rows && transposed && !alike(rows, transposed)) ||
-      rows_alone(matrix, {}, rows, transposed) || resident_args(matrix, {}, rows, transposed)) {
-    return std::nullopt;
-  }
-  const Spans spans(rows, transposed);
-  const std::int64_t row_at = 4, column_at = row_at + (spans.row ? matrix.rows : 0);
-  const std::int64_t count = column_at + (spans.column ? matrix.columns : 0);
-  const c10::cuda::CUDAGuard guard(x.device());
-  const at::Tensor buffer = empty_on(x.device(), {count}, at::kFloat);
-  gpu::zero_amax(buffer.mutable_data_ptr<float>(), count,
-                 c10::cuda::getCurrentCUDAStream(x.device().index()).stream());
-  const auto piece = [&](bool wanted, std::int64_t at, std::int64_t floats) {
-    return wanted ? piece_of(buffer, 4 * at, {floats}, {1}, at::kFloat) : at::Tensor();
-  };
-  return Amaxes{.tensor = piece(spans.whole, 0, 1),
-                .rows = piece(spans.row, row_at, matrix.rows),
-                .columns = piece(spans.column, column_at, matrix.columns)};
-}
-
-QuantizedOperand quantize_with_amaxes(const at::Tensor& x, const OperandSpec& spec,
-                                      const Amaxes& amaxes) {
-  QuantizedOperand out;
-  if (spec.rows) out.rows = empty_layout(*spec.rows, x.size(0), x.size(1), x.device());
-  if (spec.transposed) {
-    out.transposed = empty_layout(*spec.transposed, x.size(1), x.size(0), x.device());
-  }
-  quantize_cuda(x, spec, out, {}, &amaxes);
-  return out;
+  quantize_gpu_operand(
+      {.x = gpu_matrix_of(x), .device = x.device(), .scratch = scratch, .known = known}, spec, out);
 }
 
 std::int64_t quantize_scratch(const at::Tensor& x) {
@@ -320,7 +296,10 @@ std::int64_t quantize_scratch(const at::Tensor& x) {
 }
 
 void quantize_experts_cuda(const at::Tensor& w, const OperandSpec& spec, QuantizedOperand& out) {
-  quantize_on_gpu(w, spec, out, {}, nullptr);
+  quantize_gpu_operand({.x = gpu_matrix_of(w),
+                        .device = w.device(),
+                        .groups = {.count = w.size(0), .stride = w.stride(0)}},
+                       spec, out);
 }
 
 }  // namespace octavo

@@ -1,5 +1,7 @@
 #include "octavo/quantize/quantize_produced.h"
 
+#include <c10/util/Exception.h>
+
 #if !OCTAVO_WITH_CUDA
 
 namespace octavo {
@@ -24,6 +26,12 @@ std::optional<Amaxes> amaxes_for(const at::Tensor&, const OperandSpec&) { return
 
 QuantizedOperand quantize_with_amaxes(const at::Tensor& x, const OperandSpec& spec, const Amaxes&) {
   return quantize_operand(x, spec);
+}
+
+bool can_quantize_rms_norm(const ProducedRmsNorm&, const OperandSpec&) { return false; }
+
+QuantizedOperand quantize_rms_norm(const ProducedRmsNorm&, const OperandSpec&, const Amaxes*) {
+  TORCH_CHECK(false, "quantize_rms_norm: this build has no GPU kernels");
 }
 
 }  // namespace octavo

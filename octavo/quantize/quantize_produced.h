@@ -64,4 +64,19 @@ std::optional<Amaxes> amaxes_for(const at::Tensor& x, const OperandSpec& spec);
 QuantizedOperand quantize_with_amaxes(const at::Tensor& x, const OperandSpec& spec,
                                       const Amaxes& amaxes);
 
+/// y = h * rstd * w (M, D) of RMSNorm: h (M, D), contiguous, rstd (M) fp32 and w (D), fp32, bf16 or
+/// fp16. It is little work to do twice.
+struct ProducedRmsNorm {
+  at::Tensor h, rstd, w;
+};
+
+/// Whether quantize_rms_norm() takes it; rstd may be undefined yet. No for operands that are
+/// quantised in one launch once they are written, because they fit a GPU's registers.
+bool can_quantize_rms_norm(const ProducedRmsNorm& y, const OperandSpec& spec);
+
+/// quantize_operand(y, spec) of a y that nobody has written. amaxes: amaxes_for(h, spec), found, or
+/// null where there are none.
+QuantizedOperand quantize_rms_norm(const ProducedRmsNorm& y, const OperandSpec& spec,
+                                   const Amaxes* amaxes);
+
 }  // namespace octavo

@@ -3,10 +3,13 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "octavo/kernels/counter.h"
+#include "octavo/kernels/gpu/amax.h"
 #include "octavo/kernels/gpu/quantize_block.h"
 #include "octavo/kernels/gpu/quantize_mx.h"
 #include "octavo/kernels/gpu/quantize_row.h"
 #include "octavo/quantize/allocate.h"
+#include "octavo/quantize/gpu_matrix.h"
+#include "octavo/quantize/gpu_operand.h"
 #include "octavo/quantize/layout.h"
 #include "octavo/quantize/quantize_device.h"
 #include "octavo/quantize/quantize_produced.h"
@@ -188,6 +191,27 @@ std::optional<std::vector<QuantizedOperand>> quantize_matrices(const ProducedMat
   return out;
 }
 
+QuantizedOperand empty_operand(std::int64_t rows, std::int64_t columns, const OperandSpec& spec,
+                               c10::Device device) {
+  QuantizedOperand out;
+  if (spec.rows) out.rows = empty_layout(*spec.rows, rows, columns, device);
+  if (spec.transposed) out.transposed = empty_layout(*spec.transposed, columns, rows, device);
+  return out;
+}
+
+// y of RMSNorm as its producer computes it.
+GpuOperand produced_operand(const ProducedRmsNorm& y) {
+  const at::ScalarType w_dtype = y.w.scalar_type();
+  const gpu::Producer from{.what = gpu::Production::kRmsNorm,
+                           .h = {y.h.const_data_ptr(), y.h.size(1)},
+                           .rstd = y.rstd.defined() ? y.rstd.const_data_ptr<float>() : nullptr,
+                           .w = y.w.const_data_ptr(),
+                           .w_dtype = w_dtype == at::kFloat      ? gpu::DType::kFP32
+                                      : w_dtype == at::kBFloat16 ? gpu::DType::kBF16
+                                                                 : gpu::DType::kFP16};
+  return {.x = shape_of(y.h.size(0), y.h.size(1)), .device = y.h.device(), .from = from};
+}
+
 }  // namespace
 
 std::optional<QuantizedOperand> quantize_produced(const ProducedSwiglu& x, const OperandSpec& spec,
@@ -228,6 +252,63 @@ std::optional<GroupedOperand> quantize_grouped_produced(const ProducedSwiglu& x,
   if (written) *written = empty_on(matrices->device, {shape.rows, shape.columns}, at::kBFloat16);
   quantize_grouped_matrix_cuda(shape, matrices->from[0], written ? written->data_ptr() : nullptr,
                                spec, out);
+  return out;
+}
+
+std::optional<Amaxes> amaxes_for(const at::Tensor& x, const OperandSpec& spec) {
+  if (!x.is_cuda() || x.numel() == 0 || !(spec.rows || spec.transposed)) return std::nullopt;
+  const gpu::Matrix matrix = gpu_matrix_of(x);
+  const std::optional<AmaxesWanted> wanted =
+      amaxes_wanted({.x = matrix, .device = x.device()}, spec);
+  if (!wanted) return std::nullopt;
+  const std::int64_t row_at = 4, column_at = row_at + (wanted->rows ? matrix.rows : 0);
+  const std::int64_t count = column_at + (wanted->columns ? matrix.columns : 0);
+  const c10::cuda::CUDAGuard guard(x.device());
+  const at::Tensor buffer = empty_on(x.device(), {count}, at::kFloat);
+  gpu::zero_amax(buffer.mutable_data_ptr<float>(), count,
+                 c10::cuda::getCurrentCUDAStream(x.device().index()).stream());
+  const auto piece = [&](bool there, std::int64_t at, std::int64_t floats) {
+    return there ? piece_of(buffer, 4 * at, {floats}, {1}, at::kFloat) : at::Tensor();
+  };
+  return Amaxes{.tensor = piece(wanted->tensor, 0, 1),
+                .rows = piece(wanted->rows, row_at, matrix.rows),
+                .columns = piece(wanted->columns, column_at, matrix.columns)};
+}
+
+QuantizedOperand quantize_with_amaxes(const at::Tensor& x, const OperandSpec& spec,
+                                      const Amaxes& amaxes) {
+  QuantizedOperand out = empty_operand(x.size(0), x.size(1), spec, x.device());
+  quantize_cuda(x, spec, out, {}, &amaxes);
+  return out;
+}
+
+bool can_quantize_rms_norm(const ProducedRmsNorm& y, const OperandSpec& spec) {
+  if (!y.h.is_cuda() || y.h.scalar_type() != at::kBFloat16 || y.h.numel() == 0 ||
+      !y.h.is_contiguous() || !y.w.is_contiguous() || !(spec.rows || spec.transposed) ||
+      (spec.rows && spec.transposed && *spec.rows != *spec.transposed)) {
+    return false;
+  }
+  const GpuOperand operand = produced_operand(y);
+  const LayoutSpec& any = spec.rows ? *spec.rows : *spec.transposed;
+  const Granularity& g = any.granularity;
+  if (is_row_alone(spec)) {
+    return gpu::fits_row_producer({.x = operand.x, .format = any.format, .from = operand.from});
+  }
+  // Scales of two passes are those whose amaxes are known; one of a small operand is quantised in
+  // one launch once it is written.
+  const bool spans = g == Granularity::tensorwise() || g == Granularity::rowwise();
+  if (!(g.mx || g == Granularity::block_1x128() || (spans && amaxes_wanted(operand, spec)))) {
+    return false;
+  }
+  return gpu::fits_producer(operand.from, operand.x, any.format, /*by_offsets=*/false);
+}
+
+QuantizedOperand quantize_rms_norm(const ProducedRmsNorm& y, const OperandSpec& spec,
+                                   const Amaxes* amaxes) {
+  GpuOperand operand = produced_operand(y);
+  operand.known = amaxes;
+  QuantizedOperand out = empty_operand(y.h.size(0), y.h.size(1), spec, y.h.device());
+  quantize_gpu_operand(operand, spec, out);
   return out;
 }
 

@@ -14,6 +14,7 @@
 #include "octavo/models/llama.h"
 #include "octavo/models/llama_accounting.h"
 #include "octavo/nn/convert.h"
+#include "octavo/nn/fusion.h"
 #include "octavo/nn/parameters.h"
 
 namespace octavo::models {
@@ -68,6 +69,67 @@ Outcome train(Llama& model, int steps) {
     run.gradients.emplace_back(name, tensor.grad().clone());
   }
   return run;
+}
+
+// Norms that quantise, q, k and v together, the network as one operation: on the CPU the bits of
+// layer by layer.
+TEST(LlamaFloat8, FusedHasTheBitsOfLayerByLayer) {
+  std::vector<std::string> recipes = recipe_names();
+  recipes.push_back("rowwise(flavour=fnuz)");
+  for (const std::string& recipe : recipes) {
+    for (const auto mode : {ActivationCheckpointing::kNone, ActivationCheckpointing::kSelective}) {
+      Llama fused = make_model(Head::kOwn, recipe), apart = make_model(Head::kOwn, recipe);
+      nn::set_fusion(*apart, false);
+      for (Llama model : {fused, apart}) model->set_activation_checkpointing(mode);
+      const Outcome got = train(fused, 2), want = train(apart, 2);
+      EXPECT_EQ(got.losses, want.losses) << recipe;
+      for (std::size_t i = 0; i < got.gradients.size(); ++i) {
+        EXPECT_TRUE(at::equal(got.gradients[i].second, want.gradients[i].second))
+            << recipe << " " << got.gradients[i].first;
+      }
+    }
+  }
+}
+
+// The same on a GPU, in bf16 and at a size whose operands do not fit its registers: every loss of a
+// forward pass by its bits; gradients but for roundings of sums that a product adds.
+TEST(LlamaFloat8, FusedIsLayerByLayerOnAGpu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU on this machine";
+  const LlamaConfig config{.vocabulary = 512,
+                           .dim = 1024,
+                           .layers = 2,
+                           .heads = 8,
+                           .kv_heads = 2,
+                           .hidden = 2816,
+                           .max_sequence = 1024};
+  for (const std::string& recipe : recipe_names()) {
+    Outcome results[2];
+    for (const bool fusion : {false, true}) {
+      torch::manual_seed(3);
+      Llama model(config, at::TensorOptions(at::kCUDA).dtype(at::kBFloat16));
+      nn::convert_to_float8_training(*model,
+                                     {.recipe = Recipe::parse(recipe), .filter_fqns = {"lm_head"}});
+      nn::set_fusion(*model, fusion);
+      const at::Tensor text =
+          torch::randint(config.vocabulary, {10, 1025}, at::TensorOptions(at::kLong)).to(at::kCUDA);
+      const at::Tensor loss =
+          model->loss(text.narrow(1, 0, 1024).contiguous(), text.narrow(1, 1, 1024).contiguous());
+      loss.backward();
+      Outcome& result = results[fusion];
+      result.losses = {loss.item<double>()};
+      for (const auto& [name, tensor] : nn::unique_parameters(*model)) {
+        result.gradients.emplace_back(name, tensor.grad().to(at::kFloat));
+      }
+    }
+    EXPECT_EQ(results[1].losses, results[0].losses) << recipe;
+    for (std::size_t i = 0; i < results[0].gradients.size(); ++i) {
+      const auto& [name, want] = results[0].gradients[i];
+      // A rounding to bf16 (2^-9) of each dx makes a percent of its FP8 values others, by a step
+      // of up to 1/4, in each of two blocks.
+      const double error = (results[1].gradients[i].second - want).norm().item<double>();
+      EXPECT_LE(error, 0.1 * want.norm().item<double>()) << recipe << " " << name;
+    }
+  }
 }
 
 TEST(LlamaCheckpointing, HasThePlainModelsBits) {

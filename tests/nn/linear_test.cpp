@@ -88,7 +88,8 @@ TEST(Linear, TogetherHasTheBitsOfOneByOne) {
           torch::manual_seed(std::uint64_t(micro));
           const at::Tensor x = torch::randn({2, 12, 48}).set_requires_grad(true);
           const auto y =
-              forward_together(x, {linears[0].get(), linears[1].get(), linears[2].get()}, fusion);
+              forward_together({.x = x, .quantized = std::nullopt, .recipe = std::nullopt},
+                               {linears[0].get(), linears[1].get(), linears[2].get()}, fusion);
           // The middle one's result is not used the second time.
           at::Tensor loss = y[0].square().sum() + y[2].sin().sum();
           if (micro == 0) loss = loss + y[1].cos().sum();
@@ -110,7 +111,10 @@ TEST(Linear, TogetherHasTheBitsOfOneByOne) {
   Linear layer(LinearOptions{.in_features = 48, .out_features = 16});
   layer->recipe = Recipe::parse("rowwise");
   const at::Tensor x = torch::randn({3, 48});
-  EXPECT_TRUE(at::equal(forward_together(x, {layer.get()}, true)[0], layer(x)));
+  EXPECT_TRUE(
+      at::equal(forward_together({.x = x, .quantized = std::nullopt, .recipe = std::nullopt},
+                                 {layer.get()}, true)[0],
+                layer(x)));
 }
 
 TEST(Linear, InitialisationIsTorchs) {

@@ -20,6 +20,7 @@ struct Params {
   Scales row, column;  // of the layouts
   Format format;
   ScaleRounding rounding;
+  Producer from;
 };
 
 // inv_scale of the group's line `index`; whoever has `writes` also stores its scale.
@@ -31,7 +32,7 @@ OCTAVO_DEVICE float inv_scale_at(const Scales& f, std::int64_t group, std::int64
   return inv_scale;
 }
 
-template <DType T, class Encoder, Access A>
+template <DType T, class Encoder, Access A, class P>
 __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T, A>()))
     cast_kernel(const Params p) {
   if constexpr (!Encoder::exists()) return;
@@ -44,7 +45,7 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T,
   const int t = threadIdx.x;
 
   ThreadTile<T> v;
-  load_tile<T, A>(v, p.x, tile, at);
+  fill_tile<T, A, P>(v, p.from, p.x, tile, at);
   const auto scale_lines = [&](const Sink& out, const Scales& f, bool by_rows) {
     if (!out.data) return;
     float inv_scale = 0.0f;
@@ -104,7 +105,8 @@ void cast(const CastArgs& args, Stream stream) {
            scales_of(args.rows, x.rows, x.columns),
            scales_of(args.transposed, x.columns, x.rows),
            args.format,
-           args.rounding};
+           args.rounding,
+           args.from};
   if (groups.tiles) p.row.group_stride = 0;  // rows count over all groups
   if (groups.count == 0) return;
   const unsigned tiles = tile_count(x, groups);
@@ -118,11 +120,18 @@ void cast(const CastArgs& args, Stream stream) {
     fill(args.transposed.scale, groups.count * p.column.group_stride);
     return;
   }
+  if (args.from) {
+    dispatch_hardware_format<false>(args.format, [&]<Format F>() {
+      cast_kernel<DType::kBF16, StaticEncoder<F>, Access::kVector, FromRmsNorm>
+          <<<tiles, kTileThreads, 0, native>>>(p);
+    });
+    return;
+  }
   const Access access = rows_cross || transposed_cross
                             ? Access::kElement
                             : access_of(x, args.rows.data, args.transposed.data, groups);
   dispatch(x, args.format, access, [&]<DType T, class Encoder, Access A>() {
-    cast_kernel<T, Encoder, A><<<tiles, kTileThreads, 0, native>>>(p);
+    cast_kernel<T, Encoder, A, FromMemory><<<tiles, kTileThreads, 0, native>>>(p);
   });
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "octavo/kernels/gpu/groups.h"
-#include "octavo/kernels/gpu/types.h"
+#include "octavo/kernels/gpu/producer.h"
 
 namespace octavo::gpu {
 
@@ -40,6 +40,7 @@ struct CastArgs {
   Format format = Format::kE4M3FN;
   ScaleRounding rounding = ScaleRounding::kNone;
   Groups groups = {};
+  Producer from = {};  ///< kRmsNorm: of x, if nobody has written it; no groups, no kAcross
 };
 
 void cast(const CastArgs& args, Stream stream);

@@ -65,14 +65,16 @@ void dispatch_hardware_format(Format format, const Launch& launch) {
 }
 
 /// Calls launch.operator()<T, Encoder, A, P>() for a matrix that fits_producer(): e5m2 is for
-/// gradients only.
+/// gradients only, and nothing is normalised by groups.
 template <class Launch>
 void dispatch_produced(const Producer& from, Format format, bool by_offsets, const Launch& launch) {
   const auto with = [&]<class P>() {
     constexpr bool kGradients = std::is_same_v<P, FromSwigluGradients>;
     dispatch_hardware_format<kGradients>(format, [&]<Format F>() {
-      if (by_offsets) {
-        return launch.template operator()<DType::kBF16, StaticEncoder<F>, Access::kRagged, P>();
+      if constexpr (!std::is_same_v<P, FromRmsNorm>) {
+        if (by_offsets) {
+          return launch.template operator()<DType::kBF16, StaticEncoder<F>, Access::kRagged, P>();
+        }
       }
       launch.template operator()<DType::kBF16, StaticEncoder<F>, Access::kVector, P>();
     });
@@ -82,6 +84,8 @@ void dispatch_produced(const Producer& from, Format format, bool by_offsets, con
       return with.template operator()<FromSwiglu>();
     case Production::kSwigluGradients:
       return with.template operator()<FromSwigluGradients>();
+    case Production::kRmsNorm:
+      return with.template operator()<FromRmsNorm>();
     case Production::kNone:
       break;
   }

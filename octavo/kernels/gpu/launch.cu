@@ -78,6 +78,9 @@ bool fits_producer(const Producer& from, const Matrix& x, Format format, bool by
     case Production::kSwigluGradients:
       return take(from.gate) && take(from.up) && take(from.dh) && from.features % 8 == 0 &&
              from.first_column % 8 == 0;
+    case Production::kRmsNorm:
+      return take(from.h) && takes(from.w, 0) && element_of(format) == Element::kE4M3 &&
+             !by_offsets;
     case Production::kNone:
       return false;
   }

@@ -2,6 +2,7 @@
 
 #include "octavo/kernels/gpu/packed.h"
 #include "octavo/kernels/gpu/producer.h"
+#include "octavo/kernels/gpu/rms_norm_math.h"
 #include "octavo/kernels/gpu/swiglu_math.h"
 
 /// Producers as kernels see them: eight neighbouring columns of one row after another. Each has
@@ -105,6 +106,33 @@ struct FromSwigluGradients {
           dh(p.dh, row, is_up ? column - p.features : column),
           gate(p.gate, row, is_up ? column - p.features : column),
           up(p.up, row, is_up ? column - p.features : column) {}
+  };
+};
+
+struct FromRmsNorm {
+  static constexpr bool kProduces = true;
+
+  template <DType T>
+  struct Rows {
+    ProducerColumn h;
+    const float* rstd;
+    float w[8];
+
+    OCTAVO_DEVICE Rows(const Producer& p, std::int64_t row, std::int64_t column)
+        : h(p.h, row, column), rstd(p.rstd + row) {
+      load_weights(w, p.w, p.w_dtype, column);
+    }
+    template <int N>
+    OCTAVO_DEVICE void read(Vec8<T> (&v)[N], std::int64_t first, std::int64_t present) const {
+      read_rows(v, first, present, [&](std::int64_t r) {
+        const Vec8<T> x = h.at<T>(r);
+        const float scale = rstd[r];
+        float y[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) y[i] = rms_norm_of(x[i], scale, w[i]);
+        return Vec8<T>::rounded(y);
+      });
+    }
   };
 };
 

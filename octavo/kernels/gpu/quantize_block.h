@@ -49,7 +49,7 @@ struct QuantizeBlockArgs {
 
 void quantize_block(const QuantizeBlockArgs& args, Stream stream);
 
-/// Both halves of SwiGLU's gradients, as cast_pair().
+/// Both halves of SwiGLU's gradients, as quantize_row_pair().
 void quantize_block_pair(const QuantizeBlockArgs& first, const QuantizeBlockArgs& second,
                          Stream stream);
 

@@ -54,7 +54,7 @@ struct QuantizeMxArgs {
 
 void quantize_mx(const QuantizeMxArgs& args, Stream stream);
 
-/// Both halves of SwiGLU's gradients, as cast_pair().
+/// Both halves of SwiGLU's gradients, as quantize_row_pair().
 void quantize_mx_pair(const QuantizeMxArgs& first, const QuantizeMxArgs& second, Stream stream);
 
 }  // namespace octavo::gpu

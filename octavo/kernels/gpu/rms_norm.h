@@ -1,12 +1,13 @@
 #pragma once
 
-#include "octavo/kernels/gpu/types.h"
+#include "octavo/kernels/gpu/amax.h"
 
 namespace octavo::gpu {
 
 /// y = h * rstd * w with rstd = 1 / sqrt(mean(h^2) + eps) over the columns, in fp32, rounded once;
 /// h = x + residual rounded to x's type where there is a residual, and x itself otherwise. One
-/// read of each, one write.
+/// read of each, one write. Who computes y again from h, rstd and w (producer.h) gets the same bits
+/// and needs no y; its amaxes cost no pass.
 struct RmsNormArgs {
   const void* x = nullptr;         ///< (M, D), contiguous, 16-byte aligned
   const void* residual = nullptr;  ///< like x; null: none
@@ -17,13 +18,19 @@ struct RmsNormArgs {
   std::int64_t columns = 0;  ///< fits_rms_norm(columns)
   float eps = 0;
   void* h = nullptr;      ///< (M, D), written where there is a residual
-  void* y = nullptr;      ///< (M, D)
+  void* y = nullptr;      ///< (M, D); null: not written
   float* rstd = nullptr;  ///< (M)
+  WrittenAmax y_amax = {};
+  void* partial =
+      nullptr;  ///< rms_norm_partials() elements of dtype, any content, for y_amax.column
 };
 
 /// Whether the kernels take rows of so many columns: a multiple of 8, at most 16384 (a row lies in
 /// a block's registers).
 bool fits_rms_norm(std::int64_t columns);
+
+/// Elements of scratch memory for column amaxes.
+std::int64_t rms_norm_partials(std::int64_t rows, std::int64_t columns);
 
 void rms_norm(const RmsNormArgs& args, Stream stream);
 

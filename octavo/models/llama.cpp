@@ -102,23 +102,28 @@ LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config, std::int64_t layer,
   post_attention_layernorm = register_module("post_attention_layernorm", make_norm(config, tensor));
 }
 
-torch::Tensor LlamaBlockImpl::attend(const torch::Tensor& x, const RopeTable& rope, KvCache* cache,
-                                     std::int64_t layer) {
-  return self_attn->forward_shared(input_layernorm->forward_for(x, self_attn->input_recipe(x)),
-                                   rope, cache, layer);
+ResidualStream LlamaBlockImpl::attend(const ResidualStream& in, const RopeTable& rope,
+                                      KvCache* cache, std::int64_t layer) {
+  const std::optional<nn::InputRecipe> recipe = self_attn->input_recipe(in.x);
+  if (!in.added.defined()) {
+    const nn::LinearInput normed = input_layernorm->forward_for(in.x, recipe);
+    return {in.x, self_attn->forward_shared(normed, rope, cache, layer)};
+  }
+  const auto [x, normed] = input_layernorm->forward_residual_for(in.added, in.x, recipe);
+  return {x, self_attn->forward_shared(normed, rope, cache, layer)};
 }
 
-BlockOutput LlamaBlockImpl::forward(const torch::Tensor& x, const RopeTable& rope, KvCache* cache,
+BlockOutput LlamaBlockImpl::forward(const ResidualStream& in, const RopeTable& rope, KvCache* cache,
                                     std::int64_t layer) {
-  const at::Tensor attention = attend(x, rope, cache, layer);
+  const auto [x, attention] = attend(in, rope, cache, layer);
   if (moe.is_empty()) {
     const auto [h, normed] =
         post_attention_layernorm->forward_residual_for(attention, x, mlp->input_recipe(attention));
-    return {.y = h + mlp->forward_shared(normed), .aux_loss = {}, .tokens_per_expert = {}};
+    return {.y = {h, mlp->forward_shared(normed)}, .aux_loss = {}, .tokens_per_expert = {}};
   }
   const auto [h, normed] = post_attention_layernorm->forward_residual(attention, x);
   const MoeOutput out = moe(normed);
-  return {h + out.y, out.aux_loss, out.tokens_per_expert};
+  return {{h, out.y}, out.aux_loss, out.tokens_per_expert};
 }
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config, const at::TensorOptions& tensor)
@@ -156,44 +161,51 @@ BlockOutput checkpointed(std::function<BlockOutput(const at::Tensor&)> f, const 
       [f = std::move(f)](const at::Tensor& x) {
         const BlockOutput out = f(x);
         return out.aux_loss.defined()
-                   ? std::vector<at::Tensor>{out.y, out.aux_loss, out.tokens_per_expert}
-                   : std::vector<at::Tensor>{out.y};
+                   ? std::vector<at::Tensor>{out.y.sum(), out.aux_loss, out.tokens_per_expert}
+                   : std::vector<at::Tensor>{out.y.sum()};
       },
       x);
-  if (tensors.size() == 1) return {.y = tensors[0], .aux_loss = {}, .tokens_per_expert = {}};
-  return {tensors[0], tensors[1], tensors[2]};
+  if (tensors.size() == 1) return {.y = {tensors[0]}, .aux_loss = {}, .tokens_per_expert = {}};
+  return {{tensors[0]}, tensors[1], tensors[2]};
 }
 
 }  // namespace
 
-BlockOutput LlamaBlockImpl::forward_selective(const torch::Tensor& x, const RopeTable& rope) {
-  const at::Tensor h = x + attend(x, rope, nullptr, 0);
-  return checkpointed(
+BlockOutput LlamaBlockImpl::forward_selective(const ResidualStream& in, const RopeTable& rope) {
+  const at::Tensor h = attend(in, rope, nullptr, 0).sum();
+  BlockOutput out = checkpointed(
       [norm = post_attention_layernorm, mlp = mlp, moe = moe](const at::Tensor& h) {
         if (moe.is_empty()) {
           const nn::LinearInput normed = nn::RMSNorm(norm)->forward_for(h, mlp->input_recipe(h));
-          return BlockOutput{.y = h + LlamaMlp(mlp)->forward_shared(normed),
+          return BlockOutput{.y = {LlamaMlp(mlp)->forward_shared(normed)},
                              .aux_loss = {},
                              .tokens_per_expert = {}};
         }
         const MoeOutput out = Moe(moe)(nn::RMSNorm(norm)(h));
-        return BlockOutput{h + out.y, out.aux_loss, out.tokens_per_expert};
+        return BlockOutput{{out.y}, out.aux_loss, out.tokens_per_expert};
       },
       h);
+  out.y = {h, out.y.x};
+  return out;
 }
 
-BlockOutput LlamaModelImpl::run_block(std::int64_t layer, const torch::Tensor& x,
+BlockOutput LlamaModelImpl::run_block(std::int64_t layer, const ResidualStream& in,
                                       const RopeTable& rope) {
   const auto block = layers->ptr<LlamaBlockImpl>(static_cast<std::size_t>(layer));
-  switch (activation_checkpointing) {
-    case ActivationCheckpointing::kSelective:
-      return block->forward_selective(x, rope);
-    case ActivationCheckpointing::kBlocks:
-      return checkpointed([block, rope](const at::Tensor& x) { return block->forward(x, rope); },
-                          x);
-    default:
-      return block->forward(x, rope);
-  }
+  const auto run = [&] {
+    switch (activation_checkpointing) {
+      case ActivationCheckpointing::kSelective:
+        return block->forward_selective(in, rope);
+      case ActivationCheckpointing::kBlocks:
+        return checkpointed(
+            [block, rope](const at::Tensor& x) { return block->forward({x}, rope); }, in.sum());
+      default:
+        return block->forward(in, rope);
+    }
+  };
+  BlockOutput out = run();
+  if (!fusion) out.y = {out.y.sum()};
+  return out;
 }
 
 torch::Tensor LlamaModelImpl::forward(const torch::Tensor& tokens, KvCache* cache) {
@@ -207,7 +219,7 @@ torch::Tensor LlamaModelImpl::forward(const torch::Tensor& tokens, KvCache* cach
               " positions in a sequence");
   const RopeTable rope = rope_table(begin + sequence, tokens.device()).slice(begin, sequence);
 
-  at::Tensor x = embed_tokens(tokens);  // (B, T, D)
+  ResidualStream x{embed_tokens(tokens)};  // (B, T, D)
   const bool trains = at::GradMode::is_enabled();
   if (trains) aux_loss.reset();
   for (std::int64_t i = 0; i < config.layers; ++i) {
@@ -221,7 +233,7 @@ torch::Tensor LlamaModelImpl::forward(const torch::Tensor& tokens, KvCache* cach
     block->moe->router->record(out.tokens_per_expert);
   }
   if (cache != nullptr) cache->advance(sequence);
-  return norm(x);
+  return x.added.defined() ? std::get<1>(norm->forward_residual(x.added, x.x)) : norm(x.x);
 }
 
 namespace {

@@ -47,9 +47,18 @@ class LlamaAttentionImpl : public torch::nn::Module, public nn::FusedLayers {
 };
 TORCH_MODULE(LlamaAttention);
 
+/// The residual stream (B, T, D) between blocks: x, and what is yet to be added to it (undefined:
+/// nothing), so that the next norm does it in its own pass, and so in backward.
+struct ResidualStream {
+  torch::Tensor x;
+  torch::Tensor added = {};
+
+  torch::Tensor sum() const { return added.defined() ? x + added : x; }
+};
+
 /// What a block gives: y, and of an MoE one the rest of MoeOutput too.
 struct BlockOutput {
-  torch::Tensor y;                  // (B, T, D)
+  ResidualStream y;
   torch::Tensor aux_loss;           // undefined in a dense block
   torch::Tensor tokens_per_expert;  // likewise
 };
@@ -60,10 +69,10 @@ class LlamaBlockImpl : public torch::nn::Module {
   /// `layer`, from 0, decides between mlp and moe (MoeConfig::is_moe_layer).
   LlamaBlockImpl(const LlamaConfig& config, std::int64_t layer, const at::TensorOptions& tensor);
 
-  BlockOutput forward(const torch::Tensor& x, const RopeTable& rope, KvCache* cache = nullptr,
-                      std::int64_t layer = 0);  // x: (B, T, D)
+  BlockOutput forward(const ResidualStream& in, const RopeTable& rope, KvCache* cache = nullptr,
+                      std::int64_t layer = 0);
   /// The same with the network of h = x + attention(norm(x)) recomputed in backward.
-  BlockOutput forward_selective(const torch::Tensor& x, const RopeTable& rope);
+  BlockOutput forward_selective(const ResidualStream& in, const RopeTable& rope);
 
   LlamaAttention self_attn{nullptr};
   LlamaMlp mlp{nullptr};  // null in an MoE block
@@ -71,13 +80,14 @@ class LlamaBlockImpl : public torch::nn::Module {
   nn::RMSNorm input_layernorm{nullptr}, post_attention_layernorm{nullptr};
 
  private:
-  torch::Tensor attend(const torch::Tensor& x, const RopeTable& rope, KvCache* cache,
-                       std::int64_t layer);  // attention(norm(x))
+  /// x and attention(norm(x)).
+  ResidualStream attend(const ResidualStream& in, const RopeTable& rope, KvCache* cache,
+                        std::int64_t layer);
 };
 TORCH_MODULE(LlamaBlock);
 
 /// Embedding, blocks and the last norm: everything below the head.
-class LlamaModelImpl : public torch::nn::Module {
+class LlamaModelImpl : public torch::nn::Module, public nn::FusedLayers {
  public:
   LlamaModelImpl(const LlamaConfig& config, const at::TensorOptions& tensor);
 
@@ -87,8 +97,8 @@ class LlamaModelImpl : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& tokens, KvCache* cache = nullptr);
   torch::Tensor aux_loss;
 
-  /// Block `layer` of x (B, T, D), as activation_checkpointing has it.
-  BlockOutput run_block(std::int64_t layer, const torch::Tensor& x, const RopeTable& rope);
+  /// Block `layer`, as activation_checkpointing has it; without `fusion` its y is one tensor.
+  BlockOutput run_block(std::int64_t layer, const ResidualStream& in, const RopeTable& rope);
 
   LlamaConfig config;
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::kNone;

@@ -46,7 +46,7 @@ MemoryLedger::Blocks measure_block(const TrainConfig& config, models::Llama& lla
   // The first pass leaves what stays for the whole run: workspaces of the backends.
   for (int pass = 0; pass < 2; ++pass) {
     MemoryMeter meter(x.device());
-    at::Tensor y = model.run_block(layer, x, rope).y;
+    at::Tensor y = model.run_block(layer, {x}, rope).y.sum();
     out.kept = meter.live();
     const at::Tensor dy = at::zeros_like(y);
     y.backward(dy);

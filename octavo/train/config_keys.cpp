@@ -312,7 +312,8 @@ std::vector<ConfigKey> make_keys() {
       "1 byte an element of the block's weights less), or whichever moves fewer bytes (auto)",
       one_of({"auto", "on", "off"}));
   add("fusion", FIELD(fusion),
-      "FP8 layers that are alike run as one operation (a block's gate, up and down)",
+      "FP8 layers that are alike run as one operation (gate, up and down; q, k and v), norms and "
+      "SwiGLU quantise what they give, and residuals are added in the norms",
       anything<bool>());
   add("device", FIELD(device), "where to train: cpu, or cuda in a build of the preset cuda",
       one_of({"cpu", "cuda"}));

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from test_train import train
 
 octavo = torch.ops.octavo
 
@@ -10,7 +11,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on
 RECIPES = ["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8",
            "mxfp8(gw_high_precision=true)", "tensorwise(flavour=fnuz)", "rowwise(flavour=fnuz)",
            "blockwise(flavour=fnuz)"]
-# The last but one is odd: written first.
+# h of the first two does not fit a GPU's registers at once; the others are small, odd, or empty.
 SIZES = [(1024, 512, 8704, 256), (8208, 64, 1064, 64), (128, 256, 384, 128), (33, 48, 72, 40),
          (0, 64, 128, 64)]
 
@@ -93,6 +94,20 @@ def test_fused_launches_less(recipe):
     else:
         assert not any("swiglu_kernel" in name for name, _ in fused)
         assert any("FromSwigluGradients" in name for name, _ in fused)
+
+
+@pytest.mark.parametrize("recipe", ["high_precision", "tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise",
+                                    "mxfp8"])
+def test_a_fused_model_trains_as_layer_by_layer(tmp_path, recipe):
+    """Norms, q, k and v, residuals: the same first loss by its bits, then sums of gradients that are rounded once
+    less. At a size whose operands do not fit a GPU's registers."""
+    options = ("--dtype", "bfloat16", "--deterministic", "true", "--gemm-tuning", "heuristic", "--steps", 3, "--batch", 12,
+               "--sequence", 1024, "--validation-batches", 1, "--checkpoint-every", 0)
+    fused, _ = train(tmp_path / "fused", recipe, "cuda", *options, preset="100m")
+    apart, _ = train(tmp_path / "apart", recipe, "cuda", *options, "--fusion", "false", preset="100m")
+    assert fused[0] == apart[0]
+    assert max(abs(a / b - 1) for a, b in zip(fused, apart)) < 5e-3
+    assert fused != apart
 
 
 def test_special_numbers_stay_in_their_rows():

@@ -1,4 +1,4 @@
-// AdamW's step against the copy rate of the same process.
+// AdamW's step and the gradients' norm against the copy rate of the same process.
 //
 // One line for each types: microseconds, GB/s counting every byte read and written once, and the
 // share of the best copy. 111 tensors of a Llama with 97 million parameters, of ordinary numbers
@@ -8,6 +8,8 @@
 #include "octavo/kernels/gpu/adamw.h"
 
 #include <cuda_runtime.h>
+
+#include "octavo/kernels/gpu/gradient_norm.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -113,6 +115,27 @@ int main_of(int repetitions) {
     const double rate = row.bytes * static_cast<double>(count) / ms / 1e6;
     std::printf("%-46s %8.1f us %6.0f GB/s %6.1f%%\n", row.name, 1e3 * ms, rate,
                 100.0 * rate / copy_rate);
+  }
+  for (const DType dtype : {DType::kBF16, DType::kFP32}) {
+    std::vector<GradientTensor> tensors;
+    std::int64_t begin = 0;
+    for (std::int64_t size : sizes) {
+      tensors.push_back({memory[2] + begin * bytes_of(dtype), size, dtype});
+      begin += size;
+    }
+    const auto number = static_cast<std::int64_t>(tensors.size());
+    // The scratch of 97 million parameters is far smaller than a parameter's memory.
+    const float ms = median_ms(repetitions, [&] {
+      gradient_norm({.tensors = tensors.data(),
+                     .count = number,
+                     .partial = reinterpret_cast<double*>(memory[3]),
+                     .norm = reinterpret_cast<float*>(memory[4])},
+                    nullptr);
+    });
+    const double rate = bytes_of(dtype) * static_cast<double>(count) / ms / 1e6;
+    std::printf("%-46s %8.1f us %6.0f GB/s %6.1f%%\n",
+                dtype == DType::kBF16 ? "norm of bf16 gradients" : "norm of fp32 gradients",
+                1e3 * ms, rate, 100.0 * rate / copy_rate);
   }
   return 0;
 }

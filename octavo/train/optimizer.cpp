@@ -20,6 +20,8 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "octavo/kernels/gpu/adamw.h"
+#include "octavo/kernels/gpu/gradient_norm.h"
+#include "octavo/quantize/allocate.h"
 #endif
 
 #include <algorithm>
@@ -48,6 +50,15 @@ kernels::HighPrecision element_type(const char* what, const std::string& name,
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, what, ": ", name,
               ": expected dtype float32 or bfloat16, got ", dtype, "; train in one of them");
   return dtype == at::kFloat ? kernels::HighPrecision::kFloat32 : kernels::HighPrecision::kBFloat16;
+}
+
+void check_gradient(const std::string& name, const at::Tensor& parameter,
+                    const at::Tensor& gradient) {
+  element_type("gradients", name, gradient);
+  TORCH_CHECK(gradient.sizes() == parameter.sizes() && gradient.device() == parameter.device(),
+              "gradients: ", name, ": expected sizes ", parameter.sizes(), " on ",
+              parameter.device(), ", got ", gradient.sizes(), " on ", gradient.device(),
+              "; give the parameter's own gradient");
 }
 
 // The tensors of one step that one kernel can take.
@@ -81,6 +92,31 @@ void run(const Launch& launch, const kernels::AdamwOptions& options, const at::T
     });
   }
 }
+
+#if OCTAVO_WITH_CUDA
+at::Tensor norm_on_gpu(const std::vector<at::Tensor>& gradients) {
+  const c10::Device device = gradients[0].device();
+  const c10::cuda::CUDAGuard guard(device);
+  std::vector<gpu::GradientTensor> tensors;
+  for (const at::Tensor& gradient : gradients) {
+    tensors.push_back(
+        {.data = gradient.const_data_ptr(),
+         .size = gradient.numel(),
+         .dtype = gradient.scalar_type() == at::kFloat ? gpu::DType::kFP32 : gpu::DType::kBF16});
+  }
+  const auto count = static_cast<std::int64_t>(tensors.size());
+  const at::Tensor partial =
+      empty_on(device, {gpu::gradient_norm_partials(tensors.data(), count)}, at::kDouble);
+  at::Tensor norm = empty_on(device, {}, at::kFloat);
+  gpu::gradient_norm({.tensors = tensors.data(),
+                      .count = count,
+                      .partial = partial.mutable_data_ptr<double>(),
+                      .norm = norm.mutable_data_ptr<float>()},
+                     c10::cuda::getCurrentCUDAStream(device.index()).stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return norm;
+}
+#endif
 
 }  // namespace
 
@@ -137,10 +173,7 @@ void AdamW::step(const at::Tensor& given) {
     const Slot& slot = slots_[i];
     gradients.push_back(parameter.grad().contiguous());
     const at::Tensor& gradient = gradients.back();
-    TORCH_CHECK(gradient.sizes() == parameter.sizes() && gradient.device() == parameter.device(),
-                "gradients: ", name, ": expected sizes ", parameter.sizes(), " on ",
-                parameter.device(), ", got ", gradient.sizes(), " on ", gradient.device(),
-                "; give the parameter's own gradient");
+    check_gradient(name, parameter, gradient);
     const kernels::AdamwTypes types = {.parameter = element_type("parameters", name, parameter),
                                        .gradient = element_type("gradients", name, gradient),
                                        .moments = element_type("state", name, slot.exp_avg),
@@ -174,10 +207,15 @@ void AdamW::zero_grad() {
 at::Tensor AdamW::gradient_norm() const {
   c10::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients;
-  for (const auto& entry : parameters_) {
-    if (entry.second.grad().defined()) gradients.push_back(entry.second.grad());
+  for (const auto& [name, parameter] : parameters_) {
+    if (!parameter.grad().defined()) continue;
+    gradients.push_back(parameter.grad().contiguous());
+    check_gradient(name, parameter, gradients.back());
   }
   if (gradients.empty()) return at::zeros_like(one_);
+#if OCTAVO_WITH_CUDA
+  if (one_.is_cuda()) return norm_on_gpu(gradients);
+#endif
   return at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients, 2, at::kFloat)));
 }
 

@@ -49,7 +49,9 @@ class AdamW {
   /// Gradients become undefined (not zero): backward writes them instead of adding.
   void zero_grad();
 
-  /// sqrt(sum of g^2) over all parameters, an fp32 number on their device.
+  /// sqrt(sum of g^2) over all parameters, an fp32 number on their device: 0 where no parameter has
+  /// a gradient, NaN and Inf as they come. On a GPU two launches for up to 192 parameters
+  /// (kernels/gpu/gradient_norm.h). Errors: a gradient of another dtype, size or device.
   at::Tensor gradient_norm() const;
 
   /// "<parameter>.exp_avg", "<parameter>.exp_avg_sq", "<parameter>.step" (fp32 scalar) and, where

@@ -150,10 +150,31 @@ __global__ void __launch_bounds__(1024)
   }
 }
 
+// What backward reads of a row, by a thread.
+template <DType T, int Items>
+struct BackwardRow {
+  Vec8<T> dy[Items], h[Items], dh[Items];
+
+  OCTAVO_DEVICE void load(const RmsNormBackwardArgs& p, std::int64_t m) {
+    constexpr int kBytes = Packed<T>::kHalfWords ? 2 : 4;
+#pragma unroll
+    for (int i = 0; i < Items; ++i) {
+      const std::int64_t column = column_of(i), at = (m * p.columns + column) * kBytes;
+      if (column >= p.columns) continue;
+      dy[i].load_streaming(static_cast<const char*>(p.dy) + at);
+      h[i].load_streaming(static_cast<const char*>(p.h) + at);
+      if (p.dh != nullptr) dh[i].load_streaming(static_cast<const char*>(p.dh) + at);
+    }
+  }
+};
+
+// The next row is on its way while this one is summed, where registers hold both: two blocks a
+// multiprocessor are all there is to hide the memory's latency.
 template <DType T, int Items>
 __global__ void __launch_bounds__(max_threads(Items))
     rms_norm_backward_kernel(const RmsNormBackwardArgs p) {
   constexpr int kBytes = Packed<T>::kHalfWords ? 2 : 4;
+  constexpr bool kAhead = Packed<T>::kHalfWords && Items <= 2;
   float w[Items][8], dw[Items][8];
 #pragma unroll
   for (int i = 0; i < Items; ++i) {
@@ -162,21 +183,24 @@ __global__ void __launch_bounds__(max_threads(Items))
     for (int j = 0; j < 8; ++j) dw[i][j] = 0.0f;
     if (column < p.columns) load_weights(w[i], p.w, p.w_dtype, column);
   }
+  BackwardRow<T, Items> row, next;
+  if (kAhead && blockIdx.x < p.rows) next.load(p, blockIdx.x);
   for (std::int64_t m = blockIdx.x; m < p.rows; m += kRmsNormBlocks) {
-    const std::int64_t row = m * p.columns * kBytes;
+    if constexpr (kAhead) {
+      row = next;
+      if (m + kRmsNormBlocks < p.rows) next.load(p, m + kRmsNormBlocks);
+    } else {
+      row.load(p, m);
+    }
     const float rstd = p.rstd[m];
-    Vec8<T> dy[Items], h[Items];
     float products = 0.0f;
 #pragma unroll
     for (int i = 0; i < Items; ++i) {
-      const std::int64_t column = column_of(i);
-      if (column >= p.columns) continue;
-      dy[i].load_streaming(static_cast<const char*>(p.dy) + row + column * kBytes);
-      h[i].load_streaming(static_cast<const char*>(p.h) + row + column * kBytes);
+      if (column_of(i) >= p.columns) continue;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        products += dy[i][j] * w[i][j] * h[i][j];
-        dw[i][j] += dy[i][j] * (h[i][j] * rstd);
+        products += row.dy[i][j] * w[i][j] * row.h[i][j];
+        dw[i][j] += row.dy[i][j] * (row.h[i][j] * rstd);
       }
     }
     const float c = block_sum(products) * (rstd * rstd * rstd) / static_cast<float>(p.columns);
@@ -186,14 +210,11 @@ __global__ void __launch_bounds__(max_threads(Items))
       if (column >= p.columns) continue;
       float dx[8];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) dx[j] = dy[i][j] * w[i][j] * rstd - h[i][j] * c;
-      if (p.dh != nullptr) {
-        Vec8<T> dh;
-        dh.load_streaming(static_cast<const char*>(p.dh) + row + column * kBytes);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) dx[j] += dh[j];
+      for (int j = 0; j < 8; ++j) {
+        dx[j] = row.dy[i][j] * w[i][j] * rstd - row.h[i][j] * c;
+        if (p.dh != nullptr) dx[j] += row.dh[i][j];
       }
-      store8<T>(static_cast<char*>(p.dx) + row + column * kBytes, dx);
+      store8<T>(static_cast<char*>(p.dx) + (m * p.columns + column) * kBytes, dx);
     }
   }
 #pragma unroll

@@ -56,7 +56,8 @@ struct RmsNormBackwardArgs {
   void* dw = nullptr;        ///< (D)
 };
 
-inline constexpr std::int64_t kRmsNormBlocks = 512;
+/// All at work at once, and the same rows to each: two blocks a multiprocessor of large GPUs.
+inline constexpr std::int64_t kRmsNormBlocks = 256;
 
 void rms_norm_backward(const RmsNormBackwardArgs& args, Stream stream);
 

@@ -76,8 +76,9 @@ double number(const std::string& text, const std::filesystem::path& path) {
 // a key that is added, makes another run.
 std::string run_of(const TrainConfig& config) {
   nlohmann::ordered_json run = nlohmann::ordered_json::parse(to_json(config));
-  for (const char* key : {"run_dir", "resume", "resume_step", "log_every", "checkpoint_every",
-                          "keep_checkpoints", "threads", "gemm_tuning", "plan", "cuda_graph"}) {
+  for (const char* key :
+       {"run_dir", "resume", "resume_step", "log_every", "checkpoint_every", "keep_checkpoints",
+        "threads", "gemm_tuning", "plan", "cuda_graph", "keep_weight_transposed"}) {
     TORCH_CHECK(run.erase(key) == 1, "baseline: no key '", key, "' in the configuration");
   }
   run["train_data"] = std::filesystem::path(config.train_data).filename().string();

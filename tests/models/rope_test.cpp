@@ -31,6 +31,13 @@ at::Tensor reference_rotate(const at::Tensor& x, std::int64_t first_position, do
   return out;
 }
 
+// As queries, with the first head as keys.
+at::Tensor turned(const at::Tensor& x, const RopeTable& table) {
+  const auto [q, k] = rotate(x, x.narrow(-2, 0, 1), table);
+  EXPECT_TRUE(at::equal(k, q.narrow(-2, 0, 1)));
+  return q;
+}
+
 double largest_difference(const at::Tensor& a, const at::Tensor& b) {
   return a.numel() == 0 ? 0.0 : (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
 }
@@ -44,7 +51,7 @@ TEST(Rope, MatchesTheDefinitionForAwkwardSizes) {
         const RopeTable table =
             make_rope_table(sequence + begin, head_dim, theta, at::kCPU).slice(begin, sequence);
         at::Tensor x = torch::randn({2, sequence, 3, head_dim}).requires_grad_(true);
-        const at::Tensor y = rotate(x, table);
+        const at::Tensor y = turned(x, table);
         ASSERT_EQ(y.sizes(), x.sizes());
         ASSERT_EQ(y.scalar_type(), at::kFloat);
         // Two products and a sum in fp32, |x| < 6, table entries rounded to fp32: each of the
@@ -83,21 +90,21 @@ TEST(Rope, StridedAndHalfPrecisionInputs) {
   torch::manual_seed(1);
   const RopeTable table = make_rope_table(9, 16, 10000.0, at::kCPU);
   const at::Tensor x = torch::randn({2, 3, 9, 16}).transpose(1, 2);  // (2, 9, 3, 16)
-  EXPECT_TRUE(at::equal(rotate(x, table), rotate(x.contiguous(), table)));
+  EXPECT_TRUE(at::equal(turned(x, table), turned(x.contiguous(), table)));
   for (const auto type : {at::kBFloat16, at::kHalf}) {
     const at::Tensor low = x.to(type);
-    const at::Tensor y = rotate(low, table);
+    const at::Tensor y = turned(low, table);
     ASSERT_EQ(y.scalar_type(), type);
     // Computed in fp32 and rounded once: bit-equal to rounding the fp32 result.
-    EXPECT_TRUE(at::equal(y, rotate(low.to(at::kFloat), table).to(type)));
+    EXPECT_TRUE(at::equal(y, turned(low.to(at::kFloat), table).to(type)));
   }
 }
 
 TEST(Rope, ATableOfOtherSizesIsAnError) {
   const RopeTable table = make_rope_table(8, 16, 10000.0, at::kCPU);
-  EXPECT_THROW(rotate(at::zeros({1, 7, 2, 16}), table), c10::Error);
-  EXPECT_THROW(rotate(at::zeros({1, 8, 2, 8}), table), c10::Error);
-  EXPECT_THROW(rotate(at::zeros({8, 2, 16}), table), c10::Error);
+  EXPECT_THROW(turned(at::zeros({1, 7, 2, 16}), table), c10::Error);
+  EXPECT_THROW(turned(at::zeros({1, 8, 2, 8}), table), c10::Error);
+  EXPECT_THROW(turned(at::zeros({8, 2, 16}), table), c10::Error);
 }
 
 }  // namespace

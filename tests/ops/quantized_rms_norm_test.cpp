@@ -11,11 +11,12 @@
 namespace octavo {
 namespace {
 
-struct Case {
+struct NormCase {
   at::Tensor x, residual, w, dy, dh;
 };
 
-Case make_case(at::IntArrayRef sizes, const at::TensorOptions& options, at::ScalarType w_dtype) {
+NormCase make_norm_case(at::IntArrayRef sizes, const at::TensorOptions& options,
+                        at::ScalarType w_dtype) {
   at::manual_seed(7);
   const auto leaf = [&](at::IntArrayRef of, at::ScalarType dtype) {
     return at::randn(of).to(options.device(), dtype).requires_grad_(true);
@@ -33,7 +34,7 @@ void expect_layout(const at::Tensor& got, const at::Tensor& want, const std::str
 }
 
 // y, its layouts and all gradients, with and without a residual.
-void expect_one_by_one(const Case& c, const std::string& text, bool need_dw,
+void expect_one_by_one(const NormCase& c, const std::string& text, bool need_dw,
                        const std::string& what) {
   const Recipe recipe = Recipe::parse(text);
   for (const bool adds : {false, true}) {
@@ -80,10 +81,10 @@ TEST(QuantizedRmsNorm, HasTheBitsOfTheOperationsOneByOne) {
     for (const auto& sizes :
          std::vector<std::vector<std::int64_t>>{{3, 11, 48}, {33, 72}, {0, 64}, {128, 256}}) {
       for (const bool need_dw : {true, false}) {
-        expect_one_by_one(make_case(sizes, at::kFloat, at::kFloat), recipe, need_dw, recipe);
+        expect_one_by_one(make_norm_case(sizes, at::kFloat, at::kFloat), recipe, need_dw, recipe);
       }
     }
-    expect_one_by_one(make_case({32, 64}, at::kBFloat16, at::kFloat), recipe, true,
+    expect_one_by_one(make_norm_case({32, 64}, at::kBFloat16, at::kFloat), recipe, true,
                       recipe + " bf16");
   }
 }
@@ -98,19 +99,19 @@ TEST(QuantizedRmsNorm, HasTheBitsOfTheOperationsOneByOneOnAGpu) {
         if (sizes[0] > 2000 && dtype == at::kFloat) continue;
         const at::TensorOptions options = at::TensorOptions(at::kCUDA).dtype(dtype);
         for (const bool need_dw : {true, false}) {
-          expect_one_by_one(make_case(sizes, options, dtype), recipe, need_dw,
+          expect_one_by_one(make_norm_case(sizes, options, dtype), recipe, need_dw,
                             recipe + " " + toString(dtype) + " " + std::to_string(sizes[0]));
         }
       }
     }
     expect_one_by_one(
-        make_case({2304, 4096}, at::TensorOptions(at::kCUDA).dtype(at::kBFloat16), at::kFloat),
+        make_norm_case({2304, 4096}, at::TensorOptions(at::kCUDA).dtype(at::kBFloat16), at::kFloat),
         recipe, true, recipe + " fp32 weights");
   }
 }
 
 TEST(QuantizedRmsNorm, ANotANumberStaysInItsRow) {
-  Case c = make_case({4, 32}, at::kFloat, at::kFloat);
+  NormCase c = make_norm_case({4, 32}, at::kFloat, at::kFloat);
   const at::Tensor x = c.x.detach().clone();
   x[1][3] = std::numeric_limits<float>::quiet_NaN();
   x.requires_grad_(true);
@@ -122,7 +123,7 @@ TEST(QuantizedRmsNorm, ANotANumberStaysInItsRow) {
 }
 
 TEST(QuantizedRmsNorm, OnlyWhileAGraphIsRecorded) {
-  const Case c = make_case({4, 32}, at::kFloat, at::kFloat);
+  const NormCase c = make_norm_case({4, 32}, at::kFloat, at::kFloat);
   const at::NoGradGuard no_grad;
   EXPECT_THROW(quantized_rms_norm(c.x, {}, c.w, 1e-5, Recipe::parse("rowwise"), true), c10::Error);
 }

@@ -165,8 +165,8 @@ TEST(Baseline, AnotherRunDoesNotPass) {
 TEST(Baseline, EveryKeyThatDecidesTheLossesIsInTheRun) {
   const std::string run = read_baseline(kFolder / "rowwise_fnuz.txt").run;
   const std::set<std::string> decide_nothing = {
-      "run_dir",          "resume",  "resume_step", "log_every",   "checkpoint_every",
-      "keep_checkpoints", "threads", "plan",        "gemm_tuning", "cuda_graph"};
+      "run_dir", "resume", "resume_step", "log_every",  "checkpoint_every",      "keep_checkpoints",
+      "threads", "plan",   "gemm_tuning", "cuda_graph", "keep_weight_transposed"};
   for (const ConfigKey& key : config_keys()) {
     EXPECT_EQ(run.find('"' + key.name + "\":") != std::string::npos,
               !decide_nothing.contains(key.name))

@@ -16,6 +16,7 @@ constexpr std::pair<std::string_view, StepKind> kParts[] = {
     {"multi_tensor_apply", StepKind::kOptimiser},
     {"foreach", StepKind::kOptimiser},
     {"lpnorm", StepKind::kOptimiser},
+    {"gradient_norm", StepKind::kOptimiser},
     {"cross_entropy", StepKind::kRest},
     {"rms_norm", StepKind::kProducers},
     {"swiglu", StepKind::kProducers},

@@ -52,6 +52,8 @@ struct AdamwTensor {
   const float* step = nullptr;  ///< t, on the device of the others
   std::int64_t size = 0;
   double weight_decay = 0.0;
+  /// Where the parameter's largest magnitude after the step goes, or nullptr: kernels/gpu/adamw.h.
+  float* amax = nullptr;
 };
 
 /// What of the formula is the same for all elements of a tensor.

@@ -62,6 +62,7 @@ torch::Tensor LlamaMlpImpl::forward_shared(const nn::LinearInput& input) {
   for (nn::Linear linear : {gate_proj, up_proj, down_proj}) {
     const Float8LinearOptions options = linear->float8_options();
     with.weights[i] = options.weight;
+    with.weight_amaxes[i] = options.weight_amax;
     with.accumulate_into[i++] = options.accumulate_into;
   }
   return float8_swiglu_mlp(x, gate_proj->weight, up_proj->weight, down_proj->weight, recipe, with);

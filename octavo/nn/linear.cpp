@@ -151,7 +151,8 @@ torch::Tensor LinearImpl::forward_shared(const LinearInput& input) {
 
 Float8LinearOptions LinearImpl::float8_options() {
   Float8LinearOptions options{.keep_weight_transposed = keep_weight_transposed};
-  if (weight_cache) options.weight = &weight_cache->get(weight, *recipe);
+  if (weight_amax) options.weight_amax = weight_amax->of(weight);
+  if (weight_cache) options.weight = &weight_cache->get(weight, *recipe, options.weight_amax);
   options.accumulate_into = gradient_to_add_to(weight);
   return options;
 }

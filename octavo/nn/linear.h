@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "octavo/nn/float8_layer.h"
+#include "octavo/nn/weight_amax.h"
 #include "octavo/ops/float8_linear.h"
 #include "octavo/recipe/recipe.h"
 
@@ -78,6 +79,7 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl>, public Float8Layer {
   torch::Tensor weight;  // (out_features, in_features)
   torch::Tensor bias;    // (out_features) or undefined
   std::optional<WeightCache> weight_cache;
+  std::optional<WeightAmax> weight_amax;  ///< off by default: track_weight_amaxes()
   /// For a trainer that owns the weight: without a recipe and on a GPU backward writes dw to
   /// weight.grad(), or adds it, in the product itself. Ignored where owns_gradient()
   /// (owned_gradient.h) says no.

@@ -6,13 +6,14 @@
 #include "octavo/nn/float8_layer.h"
 
 namespace octavo::nn {
-const QuantizedLayouts& WeightCache::get(const at::Tensor& w, const Recipe& recipe) {
+const QuantizedLayouts& WeightCache::get(const at::Tensor& w, const Recipe& recipe,
+                                         const at::Tensor& amax) {
   const void* memory = w.const_data_ptr();
   if (!weight_ || memory != memory_ || recipe != recipe_) {
     // Ordinary tensors, whatever mode the first use runs in: a later one may record a graph.
     const c10::InferenceMode inference(false);
     const c10::NoGradGuard no_grad;
-    weight_ = quantize_weight(w, recipe);
+    weight_ = quantize_weight(w, recipe, amax);
     memory_ = memory;
     recipe_ = recipe;
   }

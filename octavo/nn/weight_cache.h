@@ -17,7 +17,9 @@ class WeightCache {
  public:
   /// quantize_weight(w, recipe), made at the first call after invalidate() and kept. Made anew too
   /// where w lies in other memory than then (a module moved or cloned) or the recipe is another.
-  const QuantizedLayouts& get(const at::Tensor& w, const Recipe& recipe);
+  /// amax: quantize_weight()'s.
+  const QuantizedLayouts& get(const at::Tensor& w, const Recipe& recipe,
+                              const at::Tensor& amax = {});
 
   void invalidate() { weight_.reset(); }
   bool filled() const { return weight_.has_value(); }

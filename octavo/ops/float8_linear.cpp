@@ -1,6 +1,7 @@
 #include "octavo/ops/float8_linear.h"
 
 #include <ATen/Functions.h>
+#include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -65,6 +66,17 @@ QuantizedResult quantize_input_kernel(const at::Tensor& x, std::string_view reci
           transposed ? layouts.transposed_scale : absent(x, at::kFloat)};
 }
 
+ForwardResult forward_kernel(const at::Tensor& x, const at::Tensor& w,
+                             const std::optional<at::Tensor>& bias, std::string_view recipe,
+                             bool need_dx, bool need_dw, bool keep_weight_transposed,
+                             const std::optional<at::Tensor>& w_rows,
+                             const std::optional<at::Tensor>& w_rows_scale,
+                             const std::optional<at::Tensor>& x_rows,
+                             const std::optional<at::Tensor>& x_rows_scale) {
+  return float8_linear_forward_kernel(x, w, bias, recipe, need_dx, need_dw, keep_weight_transposed,
+                                      w_rows, w_rows_scale, x_rows, x_rows_scale);
+}
+
 BackwardResult backward_kernel(const at::Tensor& dy, const std::optional<at::Tensor>& x,
                                const std::optional<at::Tensor>& x_scale,
                                const std::optional<at::Tensor>& w,
@@ -81,7 +93,8 @@ ForwardResult float8_linear_forward_kernel(
     const at::Tensor& x, const at::Tensor& w, const std::optional<at::Tensor>& bias,
     std::string_view recipe, bool need_dx, bool need_dw, bool keep_weight_transposed,
     const std::optional<at::Tensor>& w_rows, const std::optional<at::Tensor>& w_rows_scale,
-    const std::optional<at::Tensor>& x_rows, const std::optional<at::Tensor>& x_rows_scale) {
+    const std::optional<at::Tensor>& x_rows, const std::optional<at::Tensor>& x_rows_scale,
+    const at::Tensor& w_amax) {
   const LinearSpec spec = resolve_for(recipe, x.device());
   check_forward_arguments(x, w, bias);
   check_quantized("w_rows", w, w_rows, w_rows_scale);
@@ -93,8 +106,9 @@ ForwardResult float8_linear_forward_kernel(
   const QuantizedOperand x_fp8 =
       operand_of("x_rows", "x_rows_scale", as_matrix(x), x_rows, x_rows_scale, *spec.forward.a,
                  keep_x ? spec.dw.b : std::nullopt);
-  const QuantizedOperand w_fp8 = operand_of("w_rows", "w_rows_scale", w, w_rows, w_rows_scale,
-                                            *spec.forward.b, keep_w ? spec.dx.b : std::nullopt);
+  const QuantizedOperand w_fp8 =
+      operand_of("w_rows", "w_rows_scale", w, w_rows, w_rows_scale, *spec.forward.b,
+                 keep_w ? spec.dx.b : std::nullopt, w_amax);
   const at::Tensor y = scaled_mm(x_fp8.rows, w_fp8.rows,
                                  {.out_dtype = x.scalar_type(),
                                   .bias = bias,
@@ -111,7 +125,7 @@ BackwardResult float8_linear_backward_kernel(
     const std::optional<at::Tensor>& x_scale, const std::optional<at::Tensor>& w,
     const std::optional<at::Tensor>& w_scale, std::string_view recipe, at::ScalarType dw_dtype,
     std::optional<at::ScalarType> dbias_dtype, const std::optional<at::Tensor>& accumulate_into,
-    const std::optional<at::Tensor>& dx_into) {
+    const std::optional<at::Tensor>& dx_into, const at::Tensor& w_amax) {
   const LinearSpec spec = resolve_for(recipe, dy.device());
   check_backward_arguments(dy, x, x_scale, w, w_scale, spec);
   const bool dw_fp8 = x && !spec.dw.high_precision();
@@ -127,7 +141,8 @@ BackwardResult float8_linear_backward_kernel(
   if (w) {
     const ScaledTensor w_KN =
         w_scale ? from_bytes("w_scale", *w, *w_scale, *spec.dx.b)
-                : quantize_operand(*w, {.transposed = spec.dx.b, .together = Together::kBoth})
+                : quantize_operand(
+                      *w, {.transposed = spec.dx.b, .together = Together::kBoth, .amax = w_amax})
                       .transposed;
     dx = with_leading_sizes_of(
         scaled_mm(dy_fp8.rows, w_KN,
@@ -169,14 +184,14 @@ LinearSpec resolve_for(std::string_view recipe, at::Device device) {
 
 TORCH_LIBRARY_IMPL(octavo, CPU, m) {
   m.impl("float8_linear", &float8_linear_kernel);
-  m.impl("float8_linear_forward", &float8_linear_forward_kernel);
+  m.impl("float8_linear_forward", &forward_kernel);
   m.impl("float8_linear_backward", &backward_kernel);
   m.impl("quantize_input", &quantize_input_kernel);
   m.impl("quantize_weight", &quantize_weight_kernel);
 }
 TORCH_LIBRARY_IMPL(octavo, CUDA, m) {
   m.impl("float8_linear", &float8_linear_kernel);
-  m.impl("float8_linear_forward", &float8_linear_forward_kernel);
+  m.impl("float8_linear_forward", &forward_kernel);
   m.impl("float8_linear_backward", &backward_kernel);
   m.impl("quantize_input", &quantize_input_kernel);
   m.impl("quantize_weight", &quantize_weight_kernel);
@@ -190,7 +205,9 @@ at::Tensor float8_linear(const at::Tensor& x, const at::Tensor& w,
                          const std::optional<at::Tensor>& bias, const Recipe& recipe,
                          const Float8LinearOptions& options) {
   const std::string text = recipe.to_string();
-  if (options.accumulate_into.defined() || options.input != nullptr) {
+  const bool takes_amax = options.weight_amax.defined() && at::GradMode::is_enabled() &&
+                          !at::autocast::is_autocast_enabled(x.device().type());
+  if (options.accumulate_into.defined() || options.input != nullptr || takes_amax) {
     return ops::float8_linear_recorded(x, w, bias, text, options);
   }
   const std::string keep = ops::name(options.keep_weight_transposed);
@@ -201,7 +218,15 @@ at::Tensor float8_linear(const at::Tensor& x, const at::Tensor& w,
                                  options.weight->transposed_scale);
 }
 
-QuantizedLayouts quantize_weight(const at::Tensor& w, const Recipe& recipe) {
+QuantizedLayouts quantize_weight(const at::Tensor& w, const Recipe& recipe,
+                                 const at::Tensor& amax) {
+  if (amax.defined()) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const LinearSpec spec = ops::resolve_for(recipe.to_string(), w.device());
+    ops::check_weight_argument(w);
+    return ops::layouts_of(
+        quantize_operand(w, {.rows = spec.forward.b, .transposed = spec.dx.b, .amax = amax}));
+  }
   auto [rows, rows_scale, transposed, transposed_scale] =
       ops::call_quantize_weight(w, recipe.to_string());
   return {std::move(rows), std::move(rows_scale), std::move(transposed),

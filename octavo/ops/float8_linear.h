@@ -26,8 +26,10 @@ struct QuantizedLayouts {
 
 /// What float8_linear makes of w (N, K) by itself, or float8_grouped_linear of experts' w (E, N,
 /// K), both layouts, to be made once and given to several calls. Not differentiable: dw comes from
-/// the linear's own w. Errors: as the linear's.
-QuantizedLayouts quantize_weight(const at::Tensor& w, const Recipe& recipe);
+/// the linear's own w. amax: that of a w (N, K) where it is known
+/// (Float8LinearOptions::weight_amax). Errors: as the linear's.
+QuantizedLayouts quantize_weight(const at::Tensor& w, const Recipe& recipe,
+                                 const at::Tensor& amax = {});
 
 /// What float8_linear makes of x (..., K) by itself, seen as (M, K): rows, and transposed where
 /// `need_dw` and the recipe's dw product is in FP8. For linears that read the same x (q, k and v;
@@ -47,6 +49,11 @@ struct Float8LinearOptions {
   /// at its gradients (DDP, FSDP) see nothing of it, so this is for a trainer that owns w. On the
   /// CPU the bits are those of autograd's own sum; cuBLASLt rounds product and sum once, not twice.
   at::Tensor accumulate_into = {};
+  /// The largest magnitude of w, one fp32 number on its device, or undefined: whole-tensor scales
+  /// of w follow from it without a read, in backward too. Nobody checks its value; memory that is
+  /// written again holds the amax of what w then is. Taken where a graph is recorded without
+  /// autocast, left alone elsewhere.
+  at::Tensor weight_amax = {};
 };
 
 /// y = x . w^T (+ bias) with FP8 products, differentiable.

@@ -23,6 +23,7 @@ struct Given {
   QuantizedLayouts weight = {};
   QuantizedLayouts input = {};
   at::Tensor accumulate_into = {};
+  at::Tensor weight_amax = {};
 };
 
 class Float8Linear : public torch::autograd::Function<Float8Linear> {
@@ -38,10 +39,11 @@ class Float8Linear : public torch::autograd::Function<Float8Linear> {
       at::AutoDispatchBelowADInplaceOrView guard;
       const auto w_rows = if_defined(given.weight.rows),
                  w_rows_scale = if_defined(given.weight.rows_scale);
-      if (given.input.rows.defined()) {
+      if (given.input.rows.defined() || given.weight_amax.defined()) {
         result = float8_linear_forward_kernel(
             x, w, bias, recipe, need_dx, need_dw && !given.input.transposed.defined(),
-            keep_weight_transposed, w_rows, w_rows_scale, given.input.rows, given.input.rows_scale);
+            keep_weight_transposed, w_rows, w_rows_scale, if_defined(given.input.rows),
+            if_defined(given.input.rows_scale), given.weight_amax);
       } else if (c10::impl::TorchDispatchModeTLS::any_modes_set()) {
         // A tracer sees two calls, so that linears of one x can share the first.
         const auto [x_rows, x_rows_scale, x_bytes, x_scale] =
@@ -81,6 +83,7 @@ class Float8Linear : public torch::autograd::Function<Float8Linear> {
     ctx->saved_data["dw_dtype"] = static_cast<std::int64_t>(w.scalar_type());
     if (bias) ctx->saved_data["dbias_dtype"] = static_cast<std::int64_t>(bias->scalar_type());
     keep_accumulate_into(*ctx, 0, given.accumulate_into);
+    keep_weight_amax(*ctx, 0, given.weight_amax);
     return y;
   }
 
@@ -95,6 +98,7 @@ class Float8Linear : public torch::autograd::Function<Float8Linear> {
       return static_cast<at::ScalarType>(ctx->saved_data[key].toInt());
     };
     const at::Tensor into = need_dw ? kept_accumulate_into(*ctx, 0) : at::Tensor();
+    const at::Tensor amax = need_dx ? kept_weight_amax(*ctx, 0) : at::Tensor();
     const auto run = [&](const auto& operation, const auto&... more) {
       at::AutoDispatchBelowADInplaceOrView guard;
       return operation(
@@ -106,10 +110,10 @@ class Float8Linear : public torch::autograd::Function<Float8Linear> {
           need_dbias ? std::optional<at::ScalarType>(dtype("dbias_dtype")) : std::nullopt, more...);
     };
     BackwardResult result;
-    if (into.defined()) {
-      refuse_create_graph("float8_linear");
-      result = run(float8_linear_backward_kernel, std::optional(into),
-                   /*dx_into=*/std::optional<at::Tensor>());
+    if (into.defined() || amax.defined()) {
+      if (into.defined()) refuse_create_graph("float8_linear");
+      result = run(float8_linear_backward_kernel, if_defined(into),
+                   /*dx_into=*/std::optional<at::Tensor>(), amax);
     } else {
       result = run(call_float8_linear_backward);
     }
@@ -249,7 +253,8 @@ at::Tensor float8_linear_recorded(const at::Tensor& x, const at::Tensor& w,
                              keeps_weight_transposed(x, w, options.keep_weight_transposed),
                              Given{.weight = given(options.weight),
                                    .input = given(options.input),
-                                   .accumulate_into = options.accumulate_into});
+                                   .accumulate_into = options.accumulate_into,
+                                   .weight_amax = options.weight_amax});
 }
 
 TORCH_LIBRARY_IMPL(octavo, Autograd, m) {

@@ -44,27 +44,28 @@ QuantizedResult call_quantize_weight(const at::Tensor& w, std::string_view recip
 
 /// The kernel of float8_linear_backward. With `accumulate_into` (contiguous, of dw's sizes and
 /// dtype) dw is added to it and is that tensor, and with `dx_into` dx to that: no operator, because
-/// it writes to its arguments.
+/// it writes to its arguments. w_amax: Float8LinearOptions::weight_amax, for a w to be quantised.
 BackwardResult float8_linear_backward_kernel(
     const at::Tensor& dy, const std::optional<at::Tensor>& x,
     const std::optional<at::Tensor>& x_scale, const std::optional<at::Tensor>& w,
     const std::optional<at::Tensor>& w_scale, std::string_view recipe, at::ScalarType dw_dtype,
     std::optional<at::ScalarType> dbias_dtype, const std::optional<at::Tensor>& accumulate_into,
-    const std::optional<at::Tensor>& dx_into);
+    const std::optional<at::Tensor>& dx_into, const at::Tensor& w_amax = {});
 
 /// Whether w's transposed layout is kept from forward to backward.
 bool keeps_weight_transposed(const at::Tensor& x, const at::Tensor& w, KeepWeightTransposed keep);
 
 /// The kernel of float8_linear_forward. With x_rows (QuantizedLayouts of x) x is not quantised, and
-/// need_dw is false where its transposed layout is there too.
+/// need_dw is false where its transposed layout is there too. w_amax: as in backward.
 ForwardResult float8_linear_forward_kernel(
     const at::Tensor& x, const at::Tensor& w, const std::optional<at::Tensor>& bias,
     std::string_view recipe, bool need_dx, bool need_dw, bool keep_weight_transposed,
     const std::optional<at::Tensor>& w_rows, const std::optional<at::Tensor>& w_rows_scale,
-    const std::optional<at::Tensor>& x_rows, const std::optional<at::Tensor>& x_rows_scale);
+    const std::optional<at::Tensor>& x_rows, const std::optional<at::Tensor>& x_rows_scale,
+    const at::Tensor& w_amax = {});
 
-/// float8_linear() recording its graph without the dispatcher, for Float8LinearOptions's input and
-/// accumulate_into: no operator takes those.
+/// float8_linear() recording its graph without the dispatcher, for Float8LinearOptions's input,
+/// accumulate_into and weight_amax: no operator takes those.
 at::Tensor float8_linear_recorded(const at::Tensor& x, const at::Tensor& w,
                                   const std::optional<at::Tensor>& bias, const std::string& recipe,
                                   const Float8LinearOptions& options);

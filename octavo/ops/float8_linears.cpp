@@ -45,7 +45,7 @@ class Float8Linears : public torch::autograd::Function<Float8Linears> {
                         keeps_weight_transposed(x, w, options.keep_weight_transposed);
       auto [y, x_bytes, x_scale, w_bytes, w_scale] = float8_linear_forward_kernel(
           x, w, std::nullopt, recipe, need_dx, /*need_dw=*/false, keep, if_defined(given.rows),
-          if_defined(given.rows_scale), x_fp8.rows, x_fp8.rows_scale);
+          if_defined(given.rows_scale), x_fp8.rows, x_fp8.rows_scale, options.weight_amax);
       outputs.push_back(y);
       if (need_dx) {
         save_weight(saved, w, &given, keep, w_bytes, w_scale);
@@ -54,6 +54,7 @@ class Float8Linears : public torch::autograd::Function<Float8Linears> {
       }
       ctx->saved_data[dw_dtype_key(i)] = static_cast<std::int64_t>(w.scalar_type());
       keep_accumulate_into(*ctx, i, options.accumulate_into);
+      keep_weight_amax(*ctx, i, options.weight_amax);
     }
     ctx->save_for_backward(saved);
     ctx->saved_data["recipe"] = recipe;
@@ -82,7 +83,8 @@ class Float8Linears : public torch::autograd::Function<Float8Linears> {
           need_dw ? if_defined(saved[1]) : std::nullopt, need_dx ? if_defined(w) : std::nullopt,
           need_dx ? if_defined(w_scale) : std::nullopt, recipe,
           static_cast<at::ScalarType>(ctx->saved_data[dw_dtype_key(i)].toInt()),
-          /*dbias_dtype=*/std::nullopt, if_defined(into), if_defined(dx));
+          /*dbias_dtype=*/std::nullopt, if_defined(into), if_defined(dx),
+          kept_weight_amax(*ctx, i));
       if (need_dx) dx = part;
       if (need_dw && !into.defined()) result[i + 1] = dw;
     }

@@ -8,8 +8,8 @@
 
 namespace octavo {
 
-/// One of the linears of float8_linears(): w (N, K) with Float8LinearOptions's weight,
-/// keep_weight_transposed and accumulate_into; its `input` is not read.
+/// One of the linears of float8_linears(): w (N, K) with Float8LinearOptions; its `input` is not
+/// read.
 struct OneOfLinears {
   at::Tensor w;
   Float8LinearOptions options = {};

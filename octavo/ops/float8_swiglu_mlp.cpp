@@ -1,6 +1,7 @@
 #include "octavo/ops/float8_swiglu_mlp.h"
 
 #include <ATen/Functions.h>
+#include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -92,10 +93,11 @@ MlpForwardResult float8_swiglu_mlp_forward_kernel(const at::Tensor& x,
         needed && keep_weight_transposed && (!given[i] || !given[i]->transposed.defined())
             ? spec.dx.b
             : std::nullopt;
-    const QuantizedOperand operand = operand_of(
-        kWeightNames[i], kWeightScaleNames[i], w[i],
-        given[i] ? if_defined(given[i]->rows) : std::nullopt,
-        given[i] ? if_defined(given[i]->rows_scale) : std::nullopt, *spec.forward.b, transposed);
+    const QuantizedOperand operand =
+        operand_of(kWeightNames[i], kWeightScaleNames[i], w[i],
+                   given[i] ? if_defined(given[i]->rows) : std::nullopt,
+                   given[i] ? if_defined(given[i]->rows_scale) : std::nullopt, *spec.forward.b,
+                   transposed, quantized.weight_amaxes[i]);
     if (transposed) save(kWeights + 2 * i, operand.transposed);
     return operand.rows;
   };
@@ -150,8 +152,10 @@ MlpBackwardResult float8_swiglu_mlp_backward_kernel(
   const OperandSpec both{.rows = spec.dx.a, .transposed = fp8_dw ? spec.dw.a : std::nullopt};
   const at::ScalarType dtype = in.dy.scalar_type();
   const auto transposed_weight = [&](std::size_t i) {
-    return in.w_scale[i] ? from_bytes(kWeightScaleNames[i], in.w[i], *in.w_scale[i], *spec.dx.b)
-                         : quantize_operand(in.w[i], {.transposed = spec.dx.b}).transposed;
+    return in.w_scale[i]
+               ? from_bytes(kWeightScaleNames[i], in.w[i], *in.w_scale[i], *spec.dx.b)
+               : quantize_operand(in.w[i], {.transposed = spec.dx.b, .amax = in.w_amax[i]})
+                     .transposed;
   };
   const auto dx_product = [&](const ScaledTensor& rows, std::size_t i,
                               const std::optional<at::Tensor>& into = std::nullopt) {
@@ -270,7 +274,9 @@ at::Tensor float8_swiglu_mlp(const at::Tensor& x, const at::Tensor& w_gate, cons
   const std::string text = recipe.to_string();
   bool recorded = options.input != nullptr;
   for (std::size_t i = 0; i < 3; ++i) {
-    recorded = recorded || options.weights[i] || options.accumulate_into[i].defined();
+    recorded = recorded || options.weights[i] || options.accumulate_into[i].defined() ||
+               (options.weight_amaxes[i].defined() && at::GradMode::is_enabled() &&
+                !at::autocast::is_autocast_enabled(x.device().type()));
   }
   if (recorded) {
     return ops::float8_swiglu_mlp_recorded(x, {w_gate, w_up, w_down}, text, options);

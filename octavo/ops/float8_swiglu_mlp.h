@@ -24,6 +24,7 @@ struct Float8SwigluMlpOptions {
   /// Only while a graph is recorded; not under autocast.
   std::array<const QuantizedLayouts*, 3> weights = {};
   std::array<at::Tensor, 3> accumulate_into = {};
+  std::array<at::Tensor, 3> weight_amaxes = {};  ///< as Float8LinearOptions::weight_amax
 };
 
 /// y = (silu(x . w_gate^T) * (x . w_up^T)) . w_down^T with FP8 products, differentiable: a Llama

@@ -60,7 +60,10 @@ class Float8SwigluMlp : public torch::autograd::Function<Float8SwigluMlp> {
     ctx->saved_data["recipe"] = recipe;
     ctx->saved_data["fuse"] = fuse;
     ctx->saved_data["dw_dtype"] = static_cast<std::int64_t>(w_gate.scalar_type());
-    for (std::size_t i = 0; i < 3; ++i) keep_accumulate_into(*ctx, i, given.accumulate_into[i]);
+    for (std::size_t i = 0; i < 3; ++i) {
+      keep_accumulate_into(*ctx, i, given.accumulate_into[i]);
+      keep_weight_amax(*ctx, i, given.quantized.weight_amaxes[i]);
+    }
     return std::get<0>(result);
   }
 
@@ -82,11 +85,17 @@ class Float8SwigluMlp : public torch::autograd::Function<Float8SwigluMlp> {
       into[i] = kept_accumulate_into(*ctx, i);
       accumulates = accumulates || into[i].defined();
     }
+    Weights amaxes;
+    bool amax_known = false;
+    for (std::size_t i = 0; i < 3; ++i) {
+      amaxes[i] = kept_weight_amax(*ctx, i);
+      amax_known = amax_known || amaxes[i].defined();
+    }
     MlpBackwardResult result;
     {
       at::AutoDispatchBelowADInplaceOrView guard;
-      if (accumulates) {
-        refuse_create_graph("float8_swiglu_mlp");
+      if (accumulates) refuse_create_graph("float8_swiglu_mlp");
+      if (accumulates || amax_known) {
         result = float8_swiglu_mlp_backward_kernel(
             {.dy = grads[0],
              .gate = saved[0],
@@ -96,7 +105,8 @@ class Float8SwigluMlp : public torch::autograd::Function<Float8SwigluMlp> {
              .h = given(need_dw, saved[4]),
              .h_scale = given(need_dw, saved[5]),
              .w = {saved[6], saved[8], saved[10]},
-             .w_scale = {given(true, saved[7]), given(true, saved[9]), given(true, saved[11])}},
+             .w_scale = {given(true, saved[7]), given(true, saved[9]), given(true, saved[11])},
+             .w_amax = amaxes},
             recipe, need_dx, dw_dtype, fuse, into);
       } else {
         result = call_float8_swiglu_mlp_backward(
@@ -273,12 +283,14 @@ at::Tensor float8_swiglu_mlp_recorded(const at::Tensor& x, const std::array<at::
   for (std::size_t i = 0; i < 3; ++i) {
     check_accumulate_into("float8_swiglu_mlp", options.accumulate_into[i], w[i]);
   }
-  return Float8SwigluMlp::apply(
-      x, w[0], w[1], w[2], recipe, keeps_mlp_weights(x, w[0], name(options.keep_weight_transposed)),
-      options.fuse,
-      GivenToMlp{.quantized = {.input = options.input, .weights = options.weights},
-                 .accumulate_into = options.accumulate_into,
-                 .any = true});
+  return Float8SwigluMlp::apply(x, w[0], w[1], w[2], recipe,
+                                keeps_mlp_weights(x, w[0], name(options.keep_weight_transposed)),
+                                options.fuse,
+                                GivenToMlp{.quantized = {.input = options.input,
+                                                         .weights = options.weights,
+                                                         .weight_amaxes = options.weight_amaxes},
+                                           .accumulate_into = options.accumulate_into,
+                                           .any = true});
 }
 
 TORCH_LIBRARY_IMPL(octavo, Autograd, m) {

@@ -47,10 +47,11 @@ MlpBackwardResult call_float8_swiglu_mlp_backward(
     const std::optional<at::Tensor>& w_down_scale, std::string_view recipe, bool need_dx,
     at::ScalarType dw_dtype, bool fuse);
 
-/// What is quantised already, null: not.
+/// What is quantised already (null: not), or known of it.
 struct MlpQuantized {
   const QuantizedLayouts* input = nullptr;
   std::array<const QuantizedLayouts*, 3> weights = {};
+  std::array<at::Tensor, 3> weight_amaxes = {};  ///< of others, undefined: not known
 };
 
 /// The kernels of both, with what no operator takes: operands that are quantised already, and
@@ -66,13 +67,14 @@ struct MlpBackwardArguments {
   std::optional<at::Tensor> x, x_scale, h, h_scale;
   std::array<at::Tensor, 3> w;
   std::array<std::optional<at::Tensor>, 3> w_scale;
+  std::array<at::Tensor, 3> w_amax = {};
 };
 MlpBackwardResult float8_swiglu_mlp_backward_kernel(
     const MlpBackwardArguments& arguments, std::string_view recipe, bool need_dx,
     at::ScalarType dw_dtype, bool fuse, const std::array<at::Tensor, 3>& accumulate_into);
 
-/// float8_swiglu_mlp() recording its graph without the dispatcher, for its options `weights` and
-/// `accumulate_into`.
+/// float8_swiglu_mlp() recording its graph without the dispatcher, for its options `weights`,
+/// `accumulate_into` and `weight_amaxes`.
 at::Tensor float8_swiglu_mlp_recorded(const at::Tensor& x, const std::array<at::Tensor, 3>& w,
                                       const std::string& recipe,
                                       const Float8SwigluMlpOptions& options);

@@ -42,13 +42,14 @@ at::Tensor with_leading_sizes_of(const at::Tensor& matrix, const at::Tensor& lik
 QuantizedOperand operand_of(const char* argument, const char* scale_name, const at::Tensor& matrix,
                             const std::optional<at::Tensor>& rows,
                             const std::optional<at::Tensor>& rows_scale, const LayoutSpec& spec,
-                            const std::optional<LayoutSpec>& transposed) {
+                            const std::optional<LayoutSpec>& transposed, const at::Tensor& amax) {
   if (!rows) {
-    return quantize_operand(matrix,
-                            {.rows = spec, .transposed = transposed, .together = Together::kRows});
+    return quantize_operand(
+        matrix,
+        {.rows = spec, .transposed = transposed, .together = Together::kRows, .amax = amax});
   }
   QuantizedOperand operand;
-  if (transposed) operand = quantize_operand(matrix, {.transposed = transposed});
+  if (transposed) operand = quantize_operand(matrix, {.transposed = transposed, .amax = amax});
   operand.rows = given_rows(argument, scale_name, matrix, *rows, *rows_scale, spec);
   return operand;
 }

@@ -11,6 +11,16 @@ namespace octavo::ops {
 namespace {
 
 std::string accumulate_key(std::size_t i) { return "accumulate_into" + std::to_string(i); }
+std::string amax_key(std::size_t i) { return "weight_amax" + std::to_string(i); }
+
+void keep(torch::autograd::AutogradContext& ctx, const std::string& key, const at::Tensor& tensor) {
+  if (tensor.defined()) ctx.saved_data[key] = tensor;
+}
+
+at::Tensor kept(torch::autograd::AutogradContext& ctx, const std::string& key) {
+  const auto found = ctx.saved_data.find(key);
+  return found == ctx.saved_data.end() ? at::Tensor() : found->second.toTensor();
+}
 
 }  // namespace
 
@@ -47,12 +57,20 @@ void check_accumulate_into(const char* operation, const at::Tensor& into, const 
 
 void keep_accumulate_into(torch::autograd::AutogradContext& ctx, std::size_t i,
                           const at::Tensor& into) {
-  if (into.defined()) ctx.saved_data[accumulate_key(i)] = into;
+  keep(ctx, accumulate_key(i), into);
 }
 
 at::Tensor kept_accumulate_into(torch::autograd::AutogradContext& ctx, std::size_t i) {
-  const auto found = ctx.saved_data.find(accumulate_key(i));
-  return found == ctx.saved_data.end() ? at::Tensor() : found->second.toTensor();
+  return kept(ctx, accumulate_key(i));
+}
+
+void keep_weight_amax(torch::autograd::AutogradContext& ctx, std::size_t i,
+                      const at::Tensor& amax) {
+  keep(ctx, amax_key(i), amax);
+}
+
+at::Tensor kept_weight_amax(torch::autograd::AutogradContext& ctx, std::size_t i) {
+  return kept(ctx, amax_key(i));
 }
 
 void refuse_create_graph(const char* operation) {

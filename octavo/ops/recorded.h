@@ -38,6 +38,11 @@ void keep_accumulate_into(torch::autograd::AutogradContext& ctx, std::size_t i,
 /// What keep_accumulate_into() kept, undefined where that was nothing.
 at::Tensor kept_accumulate_into(torch::autograd::AutogradContext& ctx, std::size_t i);
 
+/// The same for the i-th weight's amax (Float8LinearOptions::weight_amax): memory that may be
+/// written with the weight, for a later one.
+void keep_weight_amax(torch::autograd::AutogradContext& ctx, std::size_t i, const at::Tensor& amax);
+at::Tensor kept_weight_amax(torch::autograd::AutogradContext& ctx, std::size_t i);
+
 /// Throws where a graph of backward is asked for, which would not see what was accumulated.
 void refuse_create_graph(const char* operation);
 

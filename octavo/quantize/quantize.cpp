@@ -134,6 +134,13 @@ QuantizedOperand quantize_operand(const at::Tensor& x, const OperandSpec& spec) 
               "spec: expected at least one layout, got neither rows nor transposed; set one");
   if (spec.rows) check_layout(*spec.rows, "rows");
   if (spec.transposed) check_layout(*spec.transposed, "transposed");
+  if (spec.amax.defined()) {
+    TORCH_CHECK(spec.amax.numel() == 1 && spec.amax.scalar_type() == at::kFloat &&
+                    spec.amax.device() == x.device(),
+                "spec.amax: expected one float32 number on ", x.device(), ", got ",
+                spec.amax.scalar_type(), " ", spec.amax.sizes(), " on ", spec.amax.device(),
+                "; leave it undefined where x's amax is not known");
+  }
 
   const std::int64_t m = x.size(0), k = x.size(1);
   const c10::Device device = x.device();

@@ -32,6 +32,9 @@ struct OperandSpec {
   std::optional<LayoutSpec> rows = {};
   std::optional<LayoutSpec> transposed = {};
   Together together = Together::kNone;
+  /// The largest magnitude of the operand where it is known, one fp32 number on its device:
+  /// whole-tensor scales then take no read to find it. Nobody checks its value.
+  at::Tensor amax = {};
 };
 
 /// Quantises the operand `x` into the wanted layouts.
@@ -40,10 +43,12 @@ struct OperandSpec {
 /// transposed: data[k,m] = the same of x[m,k] with the transposed layout's own blocks,  (K, M)
 ///
 /// x: 2-D, fp32, bf16 or fp16, any strides (views, transposes, stride 0). x is read once for block
-/// and MX scales, twice (amax, then cast) for whole-row, whole-column and whole-tensor scales.
+/// and MX scales, twice (amax, then cast) for whole-row, whole-column and whole-tensor scales; once
+/// where all are whole-tensor scales and spec.amax is given.
 /// Numerics: docs/numerics.md. Empty x: empty data; scales of amax 0.
 /// A NaN or Inf makes its own block non-finite and changes no other block.
-/// Errors: x not 2-D, other dtype, MX with a FNUZ format, an operand spec without layouts.
+/// Errors: x not 2-D, other dtype, MX with a FNUZ format, an operand spec without layouts, an amax
+/// of another size, dtype or device.
 QuantizedOperand quantize_operand(const at::Tensor& x, const OperandSpec& spec);
 
 }  // namespace octavo

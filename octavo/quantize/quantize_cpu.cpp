@@ -111,8 +111,9 @@ void cast_tiles(const ConstMatrix& x, const LayoutTarget* rows, const LayoutTarg
                    });
 }
 
-// `rows` and `transposed` (null: not wanted) as the layouts of x itself.
-void quantize(const ConstMatrix& x, LayoutTarget* rows, LayoutTarget* transposed) {
+// `rows` and `transposed` (null: not wanted) as the layouts of x itself. known_amax: x's, or null.
+void quantize(const ConstMatrix& x, LayoutTarget* rows, LayoutTarget* transposed,
+              const float* known_amax) {
   const auto is = [&](Blocks blocks) {
     return (rows != nullptr && rows->blocks == blocks) ||
            (transposed != nullptr && transposed->blocks == blocks);
@@ -124,7 +125,10 @@ void quantize(const ConstMatrix& x, LayoutTarget* rows, LayoutTarget* transposed
   const bool empty = x.rows == 0 || x.columns == 0;
   std::vector<float> row_inv_scales, transposed_inv_scales;
   if ((is(Blocks::kWhole) || is(Blocks::kRow) || is(Blocks::kColumn)) && (empty || !amax_in_cast)) {
-    const Amax amax = amax_pass(x, {.rows = is(Blocks::kRow), .columns = is(Blocks::kColumn)});
+    const AmaxSpec lines{.rows = is(Blocks::kRow), .columns = is(Blocks::kColumn)};
+    const bool known = known_amax != nullptr && !lines.rows && !lines.columns;
+    const Amax amax =
+        known ? Amax{.whole = *known_amax, .rows = {}, .columns = {}} : amax_pass(x, lines);
     if (rows != nullptr && spans_x(rows->blocks)) {
       row_inv_scales = inv_scales_of(*rows, amax);
       rows->inv_scale = row_inv_scales.data();
@@ -156,10 +160,11 @@ void quantize_cpu(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand
   if (spec.transposed) transposed = target_of(*spec.transposed, out.transposed, turned);
   LayoutTarget* const wanted_rows = spec.rows ? &rows : nullptr;
   LayoutTarget* const wanted_transposed = spec.transposed ? &transposed : nullptr;
+  const float* const known_amax = spec.amax.defined() ? spec.amax.const_data_ptr<float>() : nullptr;
   if (exchanged) {
-    quantize(transpose_of(matrix), wanted_transposed, wanted_rows);
+    quantize(transpose_of(matrix), wanted_transposed, wanted_rows, known_amax);
   } else {
-    quantize(matrix, wanted_rows, wanted_transposed);
+    quantize(matrix, wanted_rows, wanted_transposed, known_amax);
   }
 }
 

@@ -232,10 +232,20 @@ void quantize_gpu_operand(GpuOperand operand, const OperandSpec& spec, Quantized
     std::swap(operand.x.row_stride, operand.x.column_stride);
     std::swap(rows, transposed);
   }
+  // spec.amax is all that whole-tensor scales need.
+  const Amaxes whole{.tensor = spec.amax, .rows = {}, .columns = {}};
+  const auto spans_operand = [&](const Wanted& by_rows, const Wanted& by_columns) {
+    GpuOperand spans = operand;
+    const AmaxesWanted wanted = amaxes_of(by_rows, by_columns);
+    const bool known = spec.amax.defined() && operand.groups.count == 1 && !operand.known &&
+                       wanted.tensor && !wanted.rows && !wanted.columns;
+    if (known) spans.known = &whole;
+    return spans;
+  };
   const auto write = [&](const Wanted& by_rows, const Wanted& by_columns) {
     switch (family_of(by_rows ? by_rows : by_columns)) {
       case Family::kCast:
-        return quantize_spans(operand, by_rows, by_columns);
+        return quantize_spans(spans_operand(by_rows, by_columns), by_rows, by_columns);
       case Family::kBlock:
         return quantize_blocks(operand, by_rows, by_columns);
       case Family::kMx:

@@ -4,6 +4,7 @@
 #include <ATen/core/TensorBody.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/_foreach_zero.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
@@ -25,10 +26,12 @@
 #endif
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <unordered_set>
 
 #include "octavo/kernels/cpu/adamw.h"
+#include "octavo/kernels/cpu/amax.h"
 #include "octavo/quantize/split.h"
 
 namespace octavo::train {
@@ -67,6 +70,32 @@ struct Launch {
   std::vector<kernels::AdamwTensor> tensors;
 };
 
+// With tensor.amax, which becomes the parameter's amax, in pieces that are still in cache for it.
+void step_on_cpu(const kernels::AdamwTensor& tensor, const kernels::AdamwTypes& types,
+                 const kernels::AdamwFactors& factors) {
+  constexpr std::int64_t kPiece = 4096;
+  std::atomic<float> largest = 0.0f;
+  at::parallel_for(0, tensor.size, kElementsPerTask, [&](std::int64_t begin, std::int64_t end) {
+    if (tensor.amax == nullptr) return kernels::adamw(tensor, types, factors, begin, end);
+    float amax = 0.0f;
+    for (std::int64_t i = begin; i < end; i += kPiece) {
+      const std::int64_t piece_end = std::min(i + kPiece, end);
+      kernels::adamw(tensor, types, factors, i, piece_end);
+      const kernels::ConstMatrix written{
+          .data = static_cast<const char*>(tensor.parameter) + i * bytes_of(types.parameter),
+          .type = types.parameter,
+          .rows = 1,
+          .columns = piece_end - i,
+          .row_stride = piece_end - i};
+      amax = kernels::larger_magnitude(amax, kernels::amax(written, 0, 1, nullptr, nullptr));
+    }
+    float seen = largest.load();
+    while (!largest.compare_exchange_weak(seen, kernels::larger_magnitude(seen, amax))) {
+    }
+  });
+  if (tensor.amax != nullptr) *tensor.amax = largest.load();
+}
+
 void run(const Launch& launch, const kernels::AdamwOptions& options, const at::Tensor& lr,
          const at::Tensor& clip) {
 #if OCTAVO_WITH_CUDA
@@ -87,9 +116,7 @@ void run(const Launch& launch, const kernels::AdamwOptions& options, const at::T
     const kernels::AdamwFactors factors = kernels::adamw_factors<kernels::HostArithmetic>(
         options, tensor.weight_decay, *lr.const_data_ptr<double>(), *tensor.step,
         *clip.const_data_ptr<float>());
-    at::parallel_for(0, tensor.size, kElementsPerTask, [&](std::int64_t begin, std::int64_t end) {
-      kernels::adamw(tensor, launch.types, factors, begin, end);
-    });
+    step_on_cpu(tensor, launch.types, factors);
   }
 }
 
@@ -161,11 +188,13 @@ AdamW::AdamW(const NamedTensors& parameters, const Options& options) : options_(
 
 void AdamW::set_learning_rate(double lr) { lr_.fill_(lr); }
 
-void AdamW::step(const at::Tensor& given) {
+void AdamW::step(const at::Tensor& given, const nn::WeightAmaxes& amaxes) {
   RECORD_FUNCTION("octavo::adamw", std::vector<c10::IValue>());
   c10::NoGradGuard no_grad;
   const at::Tensor& clip = given.defined() ? given : one_;
   std::vector<at::Tensor> steps, gradients;  // alive until their kernels are queued
+  std::vector<at::Tensor> amax_memory;
+  std::vector<std::pair<at::Tensor, nn::WeightAmax*>> stepped;
   std::vector<Launch> launches;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto& [name, parameter] = parameters_[i];
@@ -192,12 +221,23 @@ void AdamW::step(const at::Tensor& given) {
          .size = parameter.numel(),
          .weight_decay = parameter.dim() >= 2 ? options_.weight_decay : 0.0});
     steps.push_back(slot.step);
+    const auto wanted = amaxes.find(parameter.unsafeGetTensorImpl());
+    stepped.emplace_back(parameter, wanted == amaxes.end() ? nullptr : wanted->second);
+    if (nn::WeightAmax* const amax = stepped.back().second) {
+      amax_memory.push_back(amax->memory(parameter));
+      launch->tensors.back().amax = amax_memory.back().mutable_data_ptr<float>();
+    }
   }
   if (steps.empty()) return;
-  at::_foreach_add_(steps, clip.eq(clip).to(at::kFloat));  // 0 where it is NaN
+  at::_foreach_add_(steps, clip.eq(clip).to(at::kFloat));     // 0 where it is NaN
+  if (!amax_memory.empty()) at::_foreach_zero_(amax_memory);  // maxima begin there
   const kernels::AdamwOptions options{
       .beta1 = options_.beta1, .beta2 = options_.beta2, .eps = options_.eps};
   for (const Launch& launch : launches) run(launch, options, lr_, clip);
+  for (auto& [parameter, amax] : stepped) {
+    parameter.unsafeGetTensorImpl()->bump_version();
+    if (amax != nullptr) amax->found(parameter);
+  }
 }
 
 void AdamW::zero_grad() {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "octavo/nn/weight_amax.h"
 #include "octavo/train/config.h"
 #include "octavo/train/safetensors.h"
 
@@ -40,8 +41,10 @@ class AdamW {
   /// What the next steps take. Not part of a captured graph: set it before each replay.
   void set_learning_rate(double lr);
   /// Every gradient counts times `clip` (clip_factor(); undefined: times 1). A NaN takes no step:
-  /// parameters, moments, masters and the count of steps stay.
-  void step(const at::Tensor& clip = {});
+  /// parameters, moments, masters and the count of steps stay. The versions of parameters rise.
+  /// amaxes: of those parameters the largest magnitude is found on the way, in the parameter's own
+  /// dtype and as it is in memory after the step.
+  void step(const at::Tensor& clip = {}, const nn::WeightAmaxes& amaxes = {});
   void step(double lr, const at::Tensor& clip = {}) {
     set_learning_rate(lr);
     step(clip);

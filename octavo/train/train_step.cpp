@@ -54,7 +54,8 @@ StepFigures StepFigures::read(const at::Tensor& figures) {
 TrainStep::Options TrainStep::Options::of(const TrainConfig& config) {
   return {.clip_norm = config.clip_norm,
           .cuda_graph = config.cuda_graph,
-          .gradients_in_place = config.gradients_in_place};
+          .gradients_in_place = config.gradients_in_place,
+          .weight_amaxes = config.fusion};
 }
 
 TrainStep::TrainStep(models::Llama model, AdamW& optimizer, const Options& options)
@@ -63,6 +64,10 @@ TrainStep::TrainStep(models::Llama model, AdamW& optimizer, const Options& optio
   health_ = at::zeros({}, at::TensorOptions(at::kDouble).device(device));
   nn::accumulate_gradients(*model_);
   if (options_.gradients_in_place) nn::put_gradients_in_place(*model_);
+  if (options_.weight_amaxes) tracked_ = nn::track_weight_amaxes(*model_);
+  for (nn::LinearImpl* linear : tracked_) {
+    amaxes_[linear->weight.unsafeGetTensorImpl()] = &*linear->weight_amax;
+  }
   if (!options_.cuda_graph) return;
   graph_ = std::make_unique<GraphedWork>(
       device, [this] { return step(nullptr); }, [this] { optimizer_.zero_grad(); });
@@ -73,6 +78,7 @@ at::Tensor TrainStep::run(const Batch& micro_batches, double lr, nlohmann::order
   copy_to(batch_.tokens, micro_batches.tokens, device);
   copy_to(batch_.targets, micro_batches.targets, device);
   optimizer_.set_learning_rate(lr);
+  for (nn::LinearImpl* linear : tracked_) linear->weight_amax->refresh(linear->weight);
   const at::Tensor figures = graph_ && health == nullptr ? graph_->run() : step(health);
   // A replay does not run the host's side of the step, and validation may have filled them.
   nn::invalidate_weight_caches(*model_);
@@ -103,7 +109,7 @@ at::Tensor TrainStep::step(nlohmann::ordered_json* health) {
   // 0 * Inf and 0 * NaN are NaN, and stay it.
   health_.add_((loss + norm).mul_(0.0));
   const at::Tensor clip = clip_factor(norm, options_.clip_norm).add_(health_);
-  optimizer_.step(clip);
+  optimizer_.step(clip, amaxes_);
   const at::Tensor none = at::zeros_like(loss);
   const std::vector<nn::Router> routers = model_->routers();
   const at::Tensor load = routers.empty() ? none : largest_expert_load(routers);

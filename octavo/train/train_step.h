@@ -5,8 +5,11 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <vector>
 
 #include "octavo/models/llama.h"
+#include "octavo/nn/linear.h"
+#include "octavo/nn/weight_amax.h"
 #include "octavo/train/config.h"
 #include "octavo/train/data.h"
 #include "octavo/train/graphed_work.h"
@@ -39,6 +42,10 @@ struct StepFigures {
 /// micro-batch on FP8 linears add to them in the product, with gradients_in_place all linears, the
 /// head and the embedding from the first.
 ///
+/// The amax of a weight with one scale for all of it comes from the AdamW step before
+/// (nn::track_weight_amaxes()): the same bits, a read less. Whoever changes weights between steps
+/// is noticed (nn::WeightAmax), before replays too.
+///
 /// With cuda_graph the whole step is captured after two eager ones and replayed from then on, from
 /// the same memory, with the same bits under the same plan. Batches must keep their sizes, and the
 /// model, its recipes and its checkpointing must stay as they are.
@@ -48,6 +55,8 @@ class TrainStep {
     double clip_norm = 1.0;          ///< 0: no clipping
     bool cuda_graph = false;         ///< on a GPU
     bool gradients_in_place = true;  ///< nn::put_gradients_in_place()
+    /// AdamW finds the amaxes of weights that the next step scales as a whole.
+    bool weight_amaxes = true;
 
     static Options of(const TrainConfig& config);
   };
@@ -68,7 +77,9 @@ class TrainStep {
   models::Llama model_;
   AdamW& optimizer_;
   Options options_;
-  Batch batch_;  // on the device, where the next step reads it
+  std::vector<nn::LinearImpl*> tracked_;  // by nn::track_weight_amaxes()
+  nn::WeightAmaxes amaxes_;               // theirs
+  Batch batch_;                           // on the device, where the next step reads it
   /// 0, or NaN from the first step on that was not finite: added to the clipping factor.
   at::Tensor health_;
   std::unique_ptr<GraphedWork> graph_;

@@ -21,13 +21,15 @@ class OnDevice {
         gradient_(c.gradient.bytes.size(), misalignment),
         exp_avg_(c.exp_avg.bytes.size(), misalignment),
         exp_avg_sq_(c.exp_avg_sq.bytes.size(), misalignment),
-        step_(sizeof(float)) {
+        step_(sizeof(float)),
+        amax_(sizeof(float)) {
     parameter_.upload(c.parameter.bytes.data());
     master_.upload(c.master.bytes.data());
     gradient_.upload(c.gradient.bytes.data());
     exp_avg_.upload(c.exp_avg.bytes.data());
     exp_avg_sq_.upload(c.exp_avg_sq.bytes.data());
     step_.upload(&c.step);
+    amax_.zero();
   }
   kernels::AdamwTensor tensor() {
     kernels::AdamwTensor t = case_.tensor();
@@ -37,8 +39,10 @@ class OnDevice {
     t.exp_avg = exp_avg_.get();
     t.exp_avg_sq = exp_avg_sq_.get();
     t.step = step_.get<float>();
+    t.amax = amax_.get<float>();
     return t;
   }
+  float amax() const { return amax_.download<float>()[0]; }
   AdamwCase result() {
     case_.parameter.bytes = parameter_.download<std::uint8_t>();
     case_.master.bytes = master_.download<std::uint8_t>();
@@ -49,10 +53,16 @@ class OnDevice {
 
  private:
   AdamwCase case_;
-  DeviceBuffer parameter_, master_, gradient_, exp_avg_, exp_avg_sq_, step_;
+  DeviceBuffer parameter_, master_, gradient_, exp_avg_, exp_avg_sq_, step_, amax_;
 };
 
-// Steps all cases in one call and compares each with the scalar loop.
+float amax_of_elements(const Elements& elements) {
+  float amax = 0.0f;
+  for (std::size_t i = 0; i < elements.size(); ++i) amax = amax_of(amax, elements.at(i));
+  return amax;
+}
+
+// Steps all cases in one call and compares each with the scalar loop; every third finds no amax.
 void expect_steps(const std::vector<AdamwCase>& cases, const AdamwOptions& options, double lr,
                   float clip, std::size_t misalignment) {
   std::vector<std::unique_ptr<OnDevice>> device;
@@ -60,6 +70,7 @@ void expect_steps(const std::vector<AdamwCase>& cases, const AdamwOptions& optio
   for (const AdamwCase& c : cases) {
     device.push_back(std::make_unique<OnDevice>(c, misalignment));
     table.push_back(device.back()->tensor());
+    if (table.size() % 3 == 0) table.back().amax = nullptr;
   }
   DeviceBuffer lr_buffer(sizeof(double)), clip_buffer(sizeof(float));
   lr_buffer.upload(&lr);
@@ -77,6 +88,10 @@ void expect_steps(const std::vector<AdamwCase>& cases, const AdamwOptions& optio
     ASSERT_EQ(device[i]->result().difference(want), "")
         << "tensor " << i << " of " << cases[i].parameter.size() << " elements, "
         << kernels::testing::describe(cases[i].types) << ", misaligned by " << misalignment;
+    const float amax = i % 3 == 2 ? 0.0f : amax_of_elements(want.parameter);
+    ASSERT_TRUE(same(device[i]->amax(), amax))
+        << device[i]->amax() << ", expected " << amax << ": tensor " << i << " of "
+        << cases[i].parameter.size() << " elements, " << kernels::testing::describe(cases[i].types);
   }
 }
 
@@ -125,8 +140,52 @@ TEST(GpuAdamw, EveryMagnitude) {
 TEST(GpuAdamw, AClipOfNaNTakesNoStep) {
   OCTAVO_REQUIRE_GPU();
   for (const AdamwTypes& types : kernels::testing::all_adamw_types()) {
-    expect_steps({AdamwCase(types, 5000, true, 1)}, {}, 1e-3, std::nanf(""), 0);
+    // The amax is of the parameter as it stays.
+    expect_steps({AdamwCase(types, 5000, true, 1), AdamwCase(types, 16391, false, 2)}, {}, 1e-3,
+                 std::nanf(""), 0);
   }
+}
+
+// One element of each is far above the others, wherever it lies: first, last, at a vector's, a
+// thread's and a block's edge.
+TEST(GpuAdamw, TheAmaxIsFoundWhereverItLies) {
+  OCTAVO_REQUIRE_GPU();
+  for (const AdamwTypes& types : kernels::testing::all_adamw_types()) {
+    std::vector<AdamwCase> cases;
+    for (std::size_t size : {1, 8, 13, 2049, 16384, 40001}) {
+      for (std::size_t at : {std::size_t{0}, size / 3, size - 1}) {
+        AdamwCase c(types, size, true, static_cast<unsigned>(size + at));
+        c.parameter.set(at, -77.0f);
+        if (types.has_master) c.master.set(at, -77.0f);
+        cases.push_back(c);
+      }
+    }
+    expect_steps(cases, {}, 1e-3, 1.0f, 0);
+    expect_steps(cases, {}, 1e-3, 1.0f, 4);
+  }
+}
+
+TEST(GpuAdamw, AnAmaxExtendsWhatItsMemoryHolds) {
+  OCTAVO_REQUIRE_GPU();
+  const AdamwTypes types = {kernels::HighPrecision::kBFloat16, kernels::HighPrecision::kBFloat16,
+                            kernels::HighPrecision::kBFloat16, false};
+  OnDevice device(AdamwCase(types, 100, true, 1), 0);
+  DeviceBuffer amax(sizeof(float)), lr(sizeof(double)), clip(sizeof(float));
+  const float before = 1000.0f, one = 1.0f;
+  const double rate = 1e-3;
+  amax.upload(&before);
+  lr.upload(&rate);
+  clip.upload(&one);
+  kernels::AdamwTensor tensor = device.tensor();
+  tensor.amax = amax.get<float>();
+  adamw({.tensors = &tensor,
+         .count = 1,
+         .types = types,
+         .options = {},
+         .lr = lr.get<double>(),
+         .clip = clip.get<float>()},
+        nullptr);
+  EXPECT_EQ(amax.download<float>()[0], before);
 }
 
 TEST(GpuAdamw, AnyNumberOfTensors) {

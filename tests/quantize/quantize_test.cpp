@@ -224,6 +224,31 @@ TEST(Quantize, PassesOverX) {
     EXPECT_EQ(passes(x, {.rows = rowwise, .transposed = layout(g)}), counts(1, 1));
   }
   EXPECT_EQ(passes(x.narrow(0, 0, 0), {.rows = tensorwise}), counts(0, 0));
+  const at::Tensor amax = x.abs().max();  // known: no pass for it, where no line's is wanted
+  EXPECT_EQ(passes(x, {.transposed = tensorwise, .amax = amax}), counts(0, 1));
+  EXPECT_EQ(passes(x, {.rows = tensorwise, .transposed = tensorwise, .amax = amax}), counts(0, 1));
+  EXPECT_EQ(passes(x, {.rows = rowwise, .transposed = tensorwise, .amax = amax}), counts(1, 1));
+}
+
+TEST(Quantize, AKnownAmaxChangesNoBit) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor x = operand(65, 130, dtype);
+    for (const at::Tensor& view : {x, x.t(), x.narrow(1, 3, 100)}) {
+      for (const ScaleRounding rounding : {ScaleRounding::kNone, ScaleRounding::kPowerOfTwo}) {
+        OperandSpec spec;
+        spec.rows = spec.transposed =
+            LayoutSpec{.granularity = Granularity::tensorwise(), .scale_rounding = rounding};
+        const QuantizedOperand want = quantize_operand(view, spec);
+        spec.amax = view.abs().max().to(at::kFloat);
+        const QuantizedOperand got = quantize_operand(view, spec);
+        for (const auto& [a, b] :
+             {std::pair{got.rows, want.rows}, std::pair{got.transposed, want.transposed}}) {
+          EXPECT_TRUE(at::equal(a.data.view(at::kByte), b.data.view(at::kByte)));
+          EXPECT_TRUE(at::equal(a.scale, b.scale));
+        }
+      }
+    }
+  }
 }
 
 TEST(Quantize, Errors) {
@@ -245,6 +270,12 @@ TEST(Quantize, Errors) {
            quantize_operand(at::zeros({2, 3}), {});
          }),
          {"spec: expected at least one layout"});
+  for (const at::Tensor& amax : {at::zeros({2}), at::zeros({}, at::kDouble)}) {
+    expect(error_of([&] {
+             quantize_operand(at::zeros({2, 3}), {.rows = LayoutSpec{}, .amax = amax});
+           }),
+           {"spec.amax: expected one float32 number on cpu", "leave it undefined"});
+  }
   expect(error_of([&] {
            quantize_operand(at::zeros({2, 3}, at::TensorOptions().device(at::kMeta)), rowwise);
          }),

@@ -1,5 +1,6 @@
 #include "octavo/train/optimizer.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
@@ -224,6 +225,36 @@ TEST(AdamW, ClipsByTheGlobalNorm) {
       torch::equal(state_of(clipped).at("b.exp_avg_sq"), state_of(scaled).at("b.exp_avg_sq")));
 }
 
+// On the CPU LibTorch's list of norms, on a GPU a kernel of our own: gradients of both dtypes, one
+// that is not contiguous, one that is empty.
+TEST(AdamW, TheNormOnAGpuIsTheCpus) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU on this machine";
+  float norms[2] = {};
+  for (const c10::Device device : {c10::Device(at::kCPU), c10::Device(at::kCUDA)}) {
+    NamedTensors parameters;
+    const auto add = [&](const at::Tensor& gradient) {
+      const at::Tensor p = torch::zeros(gradient.sizes(), gradient.options().device(device));
+      parameters.emplace_back("p" + std::to_string(parameters.size()), p.set_requires_grad(true));
+      parameters.back().second.mutable_grad() = gradient.to(device);
+    };
+    add(parameter({300, 401}, 1).detach());
+    add(parameter({300, 401}, 2).detach().to(torch::kBFloat16));
+    add(parameter({401, 300}, 3).detach().t());
+    add(torch::zeros({0, 7}));
+    add(parameter({1}, 4).detach());
+    AdamW optimizer(parameters, kOptions);
+    norms[device.is_cuda()] = optimizer.gradient_norm().item<float>();
+    parameters[1].second.mutable_grad()[5][5] = std::numeric_limits<float>::infinity();
+    EXPECT_TRUE(std::isinf(optimizer.gradient_norm().item<float>()));
+    parameters[0].second.mutable_grad()[5][5] = std::nanf("");
+    EXPECT_TRUE(std::isnan(optimizer.gradient_norm().item<float>()));
+    optimizer.zero_grad();
+    EXPECT_EQ(optimizer.gradient_norm().item<float>(), 0.0f);
+  }
+  // LibTorch's fp32 sums of 361 thousand squares are good to about 1e-6.
+  EXPECT_TRUE(std::abs(norms[1] - norms[0]) <= 3e-6 * norms[0]) << norms[1] << " and " << norms[0];
+}
+
 TEST(AdamW, TheClippingFactorIsTorchs) {
   const auto factor = [](float norm, double max_norm) {
     return clip_factor(torch::tensor(norm), max_norm).item<float>();
@@ -272,6 +303,67 @@ TEST(AdamW, ZeroGradMakesGradientsUndefined) {
   optimizer.zero_grad();
   EXPECT_FALSE(a.grad().defined());
   EXPECT_EQ(optimizer.gradient_norm().item<float>(), 0.0f);
+}
+
+// The amax of what the parameter holds after the step, on several threads too, and only of those
+// asked for. The size is more than a task of at::parallel_for, and no multiple of a piece.
+TEST(AdamW, FindsTheAmaxesOfWhatItWrites) {
+  for (const bool bf16 : {false, true}) {
+    for (const bool master : {false, true}) {
+      const auto dtype = bf16 ? torch::kBFloat16 : torch::kFloat;
+      const at::Tensor a = parameter({357, 211}, 1).detach().to(dtype).set_requires_grad(true);
+      const at::Tensor b = parameter({3}, 2), c = parameter({5}, 3);
+      AdamW::Options options = kOptions;
+      options.master_weights = master;
+      AdamW optimizer({{"a", a}, {"b", b}, {"c", c}}, options);
+      nn::WeightAmax of_a, of_b, of_c;
+      const nn::WeightAmaxes amaxes = {{a.unsafeGetTensorImpl(), &of_a},
+                                       {b.unsafeGetTensorImpl(), &of_b},
+                                       {c.unsafeGetTensorImpl(), &of_c}};
+      for (int step = 0; step < 3; ++step) {
+        torch::manual_seed(step);
+        a.mutable_grad() = torch::randn_like(a.detach());
+        b.mutable_grad() = torch::randn({3});
+        optimizer.set_learning_rate(0.3);
+        optimizer.step({}, amaxes);
+        const auto largest = [](const at::Tensor& t) {
+          return t.detach().abs().max().item<float>();
+        };
+        ASSERT_TRUE(of_a.of(a).defined() && of_b.of(b).defined());
+        EXPECT_EQ(of_a.of(a).item<float>(), largest(a)) << bf16 << master << step;
+        EXPECT_EQ(of_b.of(b).item<float>(), largest(b)) << bf16 << master << step;
+        EXPECT_FALSE(of_c.of(c).defined());  // not stepped: nobody looked
+      }
+      // A step that is not taken.
+      const float before = of_a.of(a).item<float>();
+      optimizer.step(torch::tensor(std::nanf("")), amaxes);
+      EXPECT_EQ(of_a.of(a).item<float>(), before);
+      // A step of somebody else's.
+      optimizer.step(1e-2);
+      EXPECT_FALSE(of_a.of(a).defined());
+      a.mutable_grad()[0][0] = std::nanf("");
+      optimizer.step({}, amaxes);
+      EXPECT_TRUE(std::isnan(of_a.of(a).item<float>()));
+    }
+  }
+}
+
+TEST(AdamW, AmaxesChangeNoBit) {
+  const at::Tensor a = parameter({357, 211}, 1);
+  const at::Tensor b = a.detach().clone().set_requires_grad(true);
+  AdamW with({{"a", a}}, kOptions), without({{"a", b}}, kOptions);
+  nn::WeightAmax amax;
+  const nn::WeightAmaxes amaxes = {{a.unsafeGetTensorImpl(), &amax}};
+  for (int step = 0; step < 3; ++step) {
+    torch::manual_seed(step);
+    a.mutable_grad() = torch::randn({357, 211});
+    b.mutable_grad() = a.grad();
+    with.set_learning_rate(1e-2);
+    with.step({}, amaxes);
+    without.step(1e-2);
+    EXPECT_TRUE(torch::equal(a, b));
+    EXPECT_TRUE(torch::equal(state_of(with).at("a.exp_avg"), state_of(without).at("a.exp_avg")));
+  }
 }
 
 TEST(AdamW, ContinuesBitEqualFromItsState) {

@@ -55,6 +55,11 @@ struct Element {
       static_cast<std::uint16_t*>(base)[i] = kernels::bfloat16_bits(x);
     }
   }
+  // As Packed<T> takes them.
+  OCTAVO_DEVICE static std::uint32_t bits(float x) {
+    if constexpr (T == DType::kFP32) return internal::bits_of(x);
+    return kernels::bfloat16_bits(x);
+  }
 };
 
 template <DType T>
@@ -66,18 +71,41 @@ OCTAVO_DEVICE Vec8<T> load_vector(const void* base, std::int64_t i) {
 }
 
 template <DType T>
-OCTAVO_DEVICE void store_vector(void* base, std::int64_t i, const float (&x)[kVector]) {
+OCTAVO_DEVICE void store_vector(void* base, std::int64_t i, const Vec8<T>& x) {
   constexpr int kBytes = sizeof(typename Element<T>::Bits);
   char* at = static_cast<char*>(base) + i * kBytes;
-  if constexpr (T == DType::kFP32) {
-    const auto word = [&](int k) { return internal::bits_of(x[k]); };
-    store16_streaming(at, {word(0), word(1), word(2), word(3)});
-    store16_streaming(at + 16, {word(4), word(5), word(6), word(7)});
-  } else {
-    const auto word = [&](int k) { return to_bf16x2(x[k], x[k + 1]); };
-    store16_streaming(at, {word(0), word(2), word(4), word(6)});
+#pragma unroll
+  for (int v = 0; v < Packed<T>::kVectors; ++v) {
+    store16_streaming(at + 16 * v,
+                      {x.word[4 * v], x.word[4 * v + 1], x.word[4 * v + 2], x.word[4 * v + 3]});
   }
 }
+
+// The largest magnitude of a thread's elements, in Packed<T>'s words, and of a block's.
+template <DType T>
+struct Largest {
+  std::uint32_t word = 0;
+
+  OCTAVO_DEVICE void take(std::uint32_t bits) {
+    word = Packed<T>::merge(word, Packed<T>::magnitude(bits));
+  }
+  OCTAVO_DEVICE void take(const Vec8<T>& x) {
+#pragma unroll
+    for (int i = 0; i < Packed<T>::kWords; ++i) take(x.word[i]);
+  }
+  // By all threads of the block.
+  OCTAVO_DEVICE void merge_into(float* amax) {
+    __shared__ std::uint32_t groups[kThreads / 32];
+    std::uint32_t all[1] = {word};
+    spread_merge<T, 1, 0, 5>(all, threadIdx.x % 32);
+    if (threadIdx.x % 32 == 0) groups[threadIdx.x / 32] = all[0];
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+#pragma unroll
+    for (int i = 1; i < kThreads / 32; ++i) all[0] = Packed<T>::merge(all[0], groups[i]);
+    atomic_max_relaxed(reinterpret_cast<std::uint32_t*>(amax), Packed<T>::amax_bits(all[0]));
+  }
+};
 
 // The formula of kernels/adamw.h up to the quotient: m and v, p decayed, and the numerator.
 OCTAVO_DEVICE float begin_update(const AdamwFactors& f, float gradient, float& m, float& v,
@@ -149,7 +177,8 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kThreads, 4) adamw_kernel(const Params para
   }
   __syncthreads();
   const AdamwFactors f = shared_factors;
-  if (f.clip != f.clip) return;
+  const bool steps = f.clip == f.clip;
+  if (!steps && !t.amax) return;
   // What the update reads p from and first writes it to.
   constexpr DType S = kMaster ? DType::kFP32 : P;
   void* const source = kMaster ? t.master : t.parameter;
@@ -159,11 +188,16 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kThreads, 4) adamw_kernel(const Params para
        misalignment(t.exp_avg) | misalignment(t.exp_avg_sq)) == 0;
   const std::int64_t block = static_cast<std::int64_t>(blockIdx.x - params.first_block[index]);
   const std::int64_t begin = block * kPerBlock + threadIdx.x * kVector;
+  Largest<P> largest;
 #pragma unroll 1
   for (int k = 0; k < kVectorsPerThread; ++k) {
     const std::int64_t i = begin + std::int64_t{k} * kThreads * kVector;
-    if (i >= t.size) return;
-    if (aligned && i + kVector <= t.size) {
+    if (i >= t.size) break;
+    if (!steps) {
+      for (std::int64_t j = i; j < t.size && j < i + kVector; ++j) {
+        largest.take(Element<P>::bits(Element<P>::load(t.parameter, j)));
+      }
+    } else if (aligned && i + kVector <= t.size) {
       const Vec8<S> old = load_vector<S>(source, i);
       const Vec8<G> g = load_vector<G>(t.gradient, i);
       const Vec8<M> old_m = load_vector<M>(t.exp_avg, i), old_v = load_vector<M>(t.exp_avg_sq, i);
@@ -173,10 +207,12 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kThreads, 4) adamw_kernel(const Params para
         p[j] = old[j], m[j] = old_m[j], v[j] = old_v[j], gradient[j] = g[j];
       }
       update_vector(f, gradient, m, v, p);
-      store_vector<M>(t.exp_avg, i, m);
-      store_vector<M>(t.exp_avg_sq, i, v);
-      store_vector<S>(source, i, p);
-      if constexpr (kMaster) store_vector<P>(t.parameter, i, p);
+      store_vector<M>(t.exp_avg, i, Vec8<M>::rounded(m));
+      store_vector<M>(t.exp_avg_sq, i, Vec8<M>::rounded(v));
+      if constexpr (kMaster) store_vector<S>(source, i, Vec8<S>::rounded(p));
+      const Vec8<P> written = Vec8<P>::rounded(p);
+      store_vector<P>(t.parameter, i, written);
+      largest.take(written);
     } else {
       const std::int64_t end = i + kVector < t.size ? i + kVector : t.size;
       for (std::int64_t j = i; j < end; ++j) {
@@ -185,11 +221,13 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kThreads, 4) adamw_kernel(const Params para
         update(f, Element<G>::load(t.gradient, j), m, v, p);
         Element<M>::store(t.exp_avg, j, m);
         Element<M>::store(t.exp_avg_sq, j, v);
-        Element<S>::store(source, j, p);
-        if constexpr (kMaster) Element<P>::store(t.parameter, j, p);
+        if constexpr (kMaster) Element<S>::store(source, j, p);
+        Element<P>::store(t.parameter, j, p);
+        largest.take(Element<P>::bits(p));
       }
     }
   }
+  if (t.amax) largest.merge_into(t.amax);
 }
 
 template <DType P, bool kMaster>

@@ -104,7 +104,7 @@ OCTAVO_DEVICE double sum_of_squares(const void* data, std::int64_t size, std::in
   return total;
 }
 
-__global__ void OCTAVO_LAUNCH_BOUNDS(kThreads, 4) squares_kernel(const Params p) {
+__global__ void OCTAVO_LAUNCH_BOUNDS(kThreads, 4) gradient_norm_kernel(const Params p) {
   const int index = tensor_of_block(p);
   const std::int64_t block = static_cast<std::int64_t>(blockIdx.x - p.first_block[index]);
   const void* const data = p.data[index];
@@ -127,7 +127,7 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kThreads, 4) squares_kernel(const Params p)
 
 // One block.
 __global__ void OCTAVO_LAUNCH_BOUNDS(kSumThreads, 1)
-    root_kernel(const double* partial, std::int64_t count, float* norm) {
+    gradient_norm_root_kernel(const double* partial, std::int64_t count, float* norm) {
   constexpr int kSums = 4;  // independent ones: the loads of four overlap
   double sum[kSums] = {};
   for (std::int64_t i = threadIdx.x; i < count; i += kSums * kSumThreads) {
@@ -155,7 +155,7 @@ void gradient_norm(const GradientNormArgs& args, Stream stream) {
   p.partial = args.partial;
   const auto launch = [&] {
     const unsigned blocks = p.first_block[p.count];
-    if (blocks > 0) squares_kernel<<<blocks, kThreads, 0, native>>>(p);
+    if (blocks > 0) gradient_norm_kernel<<<blocks, kThreads, 0, native>>>(p);
     p.partial += blocks;
     p.count = 0;
   };
@@ -170,7 +170,7 @@ void gradient_norm(const GradientNormArgs& args, Stream stream) {
     if (++p.count == kGradientsPerLaunch) launch();
   }
   launch();
-  root_kernel<<<1, kSumThreads, 0, native>>>(
+  gradient_norm_root_kernel<<<1, kSumThreads, 0, native>>>(
       args.partial, gradient_norm_partials(args.tensors, args.count), args.norm);
 }
 

@@ -1,5 +1,7 @@
 #include "octavo/kernels/gpu/adamw.h"
 
+#include <limits>
+
 #include "operands.h"
 #include "tests/kernels/adamw_reference.h"
 
@@ -171,7 +173,8 @@ TEST(GpuAdamw, AnAmaxExtendsWhatItsMemoryHolds) {
                             kernels::HighPrecision::kBFloat16, false};
   OnDevice device(AdamwCase(types, 100, true, 1), 0);
   DeviceBuffer amax(sizeof(float)), lr(sizeof(double)), clip(sizeof(float));
-  const float before = 1000.0f, one = 1.0f;
+  // More than any parameter.
+  const float before = std::numeric_limits<float>::infinity(), one = 1.0f;
   const double rate = 1e-3;
   amax.upload(&before);
   lr.upload(&rate);

@@ -24,7 +24,7 @@ struct LogSum {
   OCTAVO_DEVICE void add(const float (&values)[N]) {
     float larger = max;
 #pragma unroll
-    for (int i = 0; i < N; ++i) larger = __builtin_fmaxf(larger, values[i]);
+    for (int i = 0; i < N; ++i) larger = __builtin_fmaxf(larger, values[i]);  // NaN: in the sum
     if (larger > max) {
       sum *= power(max, offset_of(larger));
       max = larger;
@@ -36,7 +36,7 @@ struct LogSum {
     sum += part;
   }
   OCTAVO_DEVICE void merge(float other_max, float other_sum) {
-    const float larger = __builtin_fmaxf(max, other_max);
+    const float larger = __builtin_fmaxf(max, other_max);  // no maximum is NaN
     const auto part = [larger](float m, float s) {
       return m == larger ? s : s * power(m, offset_of(larger));
     };

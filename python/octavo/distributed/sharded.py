@@ -192,9 +192,12 @@ class ShardedWeight(torch.Tensor):
         if out is None:
             scales = (1, 1) if casts.tensorwise else tuple(size)
             weight = GatheredWeight.of(data[: size[0]], scales, casts.forward_in_backward, param_dtype)
+        for made in (row_scale, column_scale, column_bytes):
+            # Made on FSDP2's stream and read on this one: without the record the next gathering, on its
+            # stream, would write into this memory before this one has read it.
+            if made is not None and made.is_cuda:
+                made.record_stream(torch.cuda.current_stream())
         if column_bytes is not None:
-            if column_bytes.is_cuda:  # made on FSDP2's stream, read on this one
-                column_bytes.record_stream(torch.cuda.current_stream())
             column_bytes = column_bytes[: size[0]]
         weight.fill(row_scale, column_scale, column_bytes)
         # What FSDP2 frees and allocates with its own buffers.

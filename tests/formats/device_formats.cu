@@ -2,7 +2,7 @@
 // octavo/device are host code that nvcc must accept.
 //
 // tests/formats/test_device_compile.py compiles this file; where there is a GPU the program also
-// runs: nvcc -std=c++20 -I. tests/formats/device_formats.cu -o /tmp/t && /tmp/t
+// runs: nvcc -std=c++20 -I. tests/formats/device_formats.cu -o device_formats && ./device_formats
 
 #include <cstdio>
 #include <cstring>

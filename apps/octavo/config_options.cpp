@@ -8,6 +8,7 @@
 #include "octavo/train/gemm_plans.h"
 #include "octavo/train/init.h"
 #include "octavo/train/json_file.h"
+#include "octavo/train/run_lock.h"
 
 namespace octavo::app {
 namespace {
@@ -91,7 +92,8 @@ void prepare_run_dir(const train::TrainConfig& config, ExistingRun existing) {
               "folder with --run-dir, or remove that one");
   if (config.resume) return;
   if (existing == ExistingRun::kOverwrite) {
-    train::open_data(config);  // its errors come before anything is removed
+    train::open_data(config);            // its errors come before anything is removed
+    const train::RunLock lock(run_dir);  // and so does a run that still writes here
     for (const char* name : {"checkpoints", "metrics.jsonl", "summary.json"})
       std::filesystem::remove_all(run_dir / name);
     std::filesystem::remove_all(train::gemm_plans_path(config));

@@ -30,6 +30,11 @@ void check_linear_cross_entropy(const at::Tensor& x, const at::Tensor& w,
                   x.scalar_type() == w.scalar_type(),
               "linear_cross_entropy: x is ", x.scalar_type(), " ", x.sym_sizes(), " and w ",
               w.scalar_type(), " ", w.sym_sizes(), "; expected (..., K) and (V, K) of one dtype");
+  const at::ScalarType dtype = x.scalar_type();
+  TORCH_CHECK(
+      dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf || dtype == at::kDouble,
+      "linear_cross_entropy: expected x and w in float32, bfloat16, float16 or float64, got ",
+      dtype, "; convert them first");
   TORCH_CHECK(targets.scalar_type() == at::kLong &&
                   targets.sym_sizes() == x.sym_sizes().slice(0, x.dim() - 1),
               "linear_cross_entropy: targets is ", targets.scalar_type(), " ", targets.sym_sizes(),

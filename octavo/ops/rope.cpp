@@ -97,9 +97,12 @@ at::Tensor rope_autograd(const at::Tensor& x, const at::Tensor& cosine, const at
 
 void check_rope(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine) {
   TORCH_CHECK(x.dim() == 4 && cosine.dim() == 3 && x.sym_size(1) == cosine.sym_size(0) &&
-                  x.sym_size(3) == cosine.sym_size(2),
+                  cosine.sym_size(1) == 1 && x.sym_size(3) == cosine.sym_size(2),
               "rope: x is ", x.sym_sizes(), " and the table ", cosine.sym_sizes(),
-              "; x must be (B, T, H, P) with the table's T rows and P features");
+              "; x must be (B, T, H, P) and the table (T, 1, P)");
+  TORCH_CHECK(x.is_floating_point() && x.sym_size(3) % 2 == 0, "rope: x is ", x.scalar_type(), " ",
+              x.sym_sizes(),
+              "; expected a floating dtype and an even number of features, which turn in pairs");
   TORCH_CHECK(sine.sym_sizes() == cosine.sym_sizes(), "rope: sine is ", sine.sym_sizes(),
               " and cosine ", cosine.sym_sizes(), "; they are the two halves of one table");
   check_one_device("rope", {x, cosine, sine});

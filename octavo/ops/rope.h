@@ -14,8 +14,8 @@ namespace octavo {
 ///
 /// x: (B, T, H, P) any floating dtype; cosine, sine: (T, 1, P) fp32, sine negative in the first
 /// half (models/rope.h makes them). y: as x, computed in fp32 for fp32, bf16 and fp16, rounded
-/// once. `inverse` turns back: the sines with the other sign. Differentiable in x; keeps nothing
-/// but the table. Empty x gives empty y. Errors: sizes that do not fit.
+/// once. P is even. `inverse` turns back: the sines with the other sign. Differentiable in x; keeps
+/// nothing but the table. Empty x gives empty y. Errors: sizes that do not fit.
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
                 bool inverse = false);
 

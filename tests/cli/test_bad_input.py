@@ -1,5 +1,6 @@
 """Every slip a user can make: one line on stderr that says what to do, and nothing lost."""
 
+import fcntl
 import json
 import os
 import resource
@@ -195,6 +196,17 @@ def test_a_second_run_does_not_overwrite_the_first(config, tmp_path):
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
     assert run("train", "--config", config(steps=3), "--overwrite").code == 0
     assert checkpoints(tmp_path / "run") == ["step-000003"]
+
+
+def test_overwrite_leaves_a_run_that_still_writes(config, tmp_path):
+    assert run("train", "--config", config(steps=2)).code == 0
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    with open(tmp_path / "run/.lock") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        user_error(run("train", "--config", config(steps=3), "--overwrite"), "in use by another run")
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+    assert checkpoints(tmp_path / "run") == ["step-000002"]
+    assert run("train", "--config", config(steps=3), "--overwrite").code == 0
 
 
 def limit_files_to(size):

@@ -147,6 +147,16 @@ def test_linear_cross_entropy(device, dtype, tokens, vocabulary, chunk_bytes):
         loss.backward()
 
 
+def test_what_has_no_meaning_is_refused():
+    x, table = torch.randn(1, 6, 2, 8), torch.rand(6, 1, 8)
+    for bad_x, bad_table in ((x[..., :7], table[..., :7]), (x.int(), table), (x, table.expand(6, 2, 8))):
+        with pytest.raises(RuntimeError, match="rope: x is"):
+            ops.rope(bad_x, bad_table, bad_table)
+    ints = torch.ones(3, 8, dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="linear_cross_entropy: expected x and w in float32"):
+        ops.linear_cross_entropy(ints, ints, torch.tensor([0, 1, 2]))
+
+
 def test_linear_cross_entropy_of_a_bad_target():
     x, w = torch.randn(3, 8), torch.randn(5, 8)
     with pytest.raises(IndexError):

@@ -290,8 +290,8 @@ void bench_step(const BenchStepOptions& options) {
       cells.push_back(contender.profile->idle());
       cells.push_back(contender.profile->launches());
       if (options.unfused) {
-        const bool before_its_twin = i % 2 == 1;
-        cells.push_back(before_its_twin
+        // contenders_of() puts its unfused twin after each that fuses.
+        cells.push_back(contender.recipe && contender.fusion
                             ? recovered(contender, contenders[i + 1], contenders[0], device)
                             : ordered_json());
       }

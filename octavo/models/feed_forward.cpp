@@ -1,7 +1,6 @@
 #include "octavo/models/feed_forward.h"
 
-#include <ATen/autocast_mode.h>
-
+#include "octavo/ops/below.h"
 #include "octavo/ops/float8_swiglu_mlp.h"
 #include "octavo/ops/swiglu.h"
 
@@ -36,8 +35,7 @@ bool LlamaMlpImpl::fuses(const torch::Tensor& x) const {
   if (trained != 0 && trained != 3) return false;
   // Weights that are quantised already enter only where a graph is recorded without autocast.
   return !gate_proj->weight_cache ||
-         (at::GradMode::is_enabled() && (trained || x.requires_grad()) &&
-          !at::autocast::is_autocast_enabled(x.device().type()));
+         ((trained || x.requires_grad()) && ops::records_without_autocast(x));
 }
 
 std::optional<nn::InputRecipe> LlamaMlpImpl::input_recipe(const torch::Tensor& x) const {
@@ -45,9 +43,7 @@ std::optional<nn::InputRecipe> LlamaMlpImpl::input_recipe(const torch::Tensor& x
   return nn::recipe_together(x, {gate_proj.get(), up_proj.get(), down_proj.get()});
 }
 
-torch::Tensor LlamaMlpImpl::forward(const torch::Tensor& x) {
-  return forward_shared({.x = x, .quantized = std::nullopt, .recipe = std::nullopt});
-}
+torch::Tensor LlamaMlpImpl::forward(const torch::Tensor& x) { return forward_shared({.x = x}); }
 
 torch::Tensor LlamaMlpImpl::forward_shared(const nn::LinearInput& input) {
   const torch::Tensor& x = input.x;

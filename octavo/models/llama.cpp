@@ -65,8 +65,7 @@ std::optional<nn::InputRecipe> LlamaAttentionImpl::input_recipe(const torch::Ten
 
 torch::Tensor LlamaAttentionImpl::forward(const torch::Tensor& x, const RopeTable& rope,
                                           KvCache* cache, std::int64_t layer) {
-  return forward_shared({.x = x, .quantized = std::nullopt, .recipe = std::nullopt}, rope, cache,
-                        layer);
+  return forward_shared({.x = x}, rope, cache, layer);
 }
 
 torch::Tensor LlamaAttentionImpl::forward_shared(const nn::LinearInput& input,

@@ -1,11 +1,11 @@
 #include "octavo/nn/experts.h"
 
 #include <ATen/Functions.h>
-#include <ATen/autocast_mode.h>
 
 #include <cmath>
 
 #include "octavo/nn/grouped_linear.h"
+#include "octavo/ops/below.h"
 #include "octavo/ops/float8_experts.h"
 #include "octavo/ops/float8_grouped_linear.h"
 #include "octavo/ops/swiglu.h"
@@ -52,8 +52,7 @@ torch::Tensor ExpertsImpl::forward(const torch::Tensor& x, const torch::Tensor& 
                gate_up_proj.scalar_type() == down_proj.scalar_type();
   // Weights that are quantised already enter only where a graph is recorded without autocast.
   if (gate_up_cache || down_cache) {
-    fuses = fuses && at::GradMode::is_enabled() && (trained || x.requires_grad()) &&
-            !at::autocast::is_autocast_enabled(x.device().type());
+    fuses = fuses && (trained || x.requires_grad()) && ops::records_without_autocast(x);
   }
   if (fuses) {
     return float8_experts(

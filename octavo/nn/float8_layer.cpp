@@ -1,9 +1,9 @@
 #include "octavo/nn/float8_layer.h"
 
-#include <map>
 #include <unordered_set>
 
 #include "octavo/nn/owned_gradient.h"
+#include "octavo/nn/parameters.h"
 
 namespace octavo::nn {
 torch::Tensor Float8Layer::gradient_to_add_to(const torch::Tensor& weight) const {
@@ -21,8 +21,7 @@ std::vector<NamedFloat8Layer> float8_layers(const torch::nn::Module& module) {
 }
 
 void accumulate_gradients(torch::nn::Module& module) {
-  std::map<const c10::TensorImpl*, int> names;
-  for (const auto& item : module.named_parameters()) ++names[item.value().unsafeGetTensorImpl()];
+  auto names = name_counts(module);
   module.apply([&](torch::nn::Module& each) {
     auto* layer = dynamic_cast<Float8Layer*>(&each);
     if (layer == nullptr) return;

@@ -1,15 +1,13 @@
 #include "octavo/nn/linear.h"
 
 #include <ATen/Functions.h>
-#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
-#include <map>
 
 #include "octavo/nn/embedding.h"
 #include "octavo/nn/owned_gradient.h"
-
+#include "octavo/ops/below.h"
 #include "octavo/ops/float8_linears.h"
 
 namespace octavo::nn {
@@ -77,12 +75,9 @@ void LinearImpl::pretty_print(std::ostream& stream) const {
 }
 
 LinearInput share_input(const at::Tensor& x, const std::vector<const LinearImpl*>& linears) {
-  LinearInput input{.x = x, .quantized = std::nullopt, .recipe = std::nullopt};
+  LinearInput input{.x = x};
   const std::optional<Recipe>& recipe = (*linears.begin())->recipe;
-  if (!recipe || !at::GradMode::is_enabled() ||
-      at::autocast::is_autocast_enabled(x.device().type())) {
-    return input;
-  }
+  if (!recipe || !ops::records_without_autocast(x)) return input;
   int readers = 0;
   bool need_dw = false;
   for (const LinearImpl* linear : linears) {
@@ -99,8 +94,7 @@ LinearInput share_input(const at::Tensor& x, const std::vector<const LinearImpl*
 std::optional<InputRecipe> recipe_together(const at::Tensor& x,
                                            const std::vector<const LinearImpl*>& linears) {
   const std::optional<Recipe>& recipe = linears.front()->recipe;
-  bool together =
-      recipe && at::GradMode::is_enabled() && !at::autocast::is_autocast_enabled(x.device().type());
+  bool together = recipe && ops::records_without_autocast(x);
   bool need_dw = false;
   for (const LinearImpl* linear : linears) {
     together = together && linear->recipe == recipe && !linear->bias.defined() &&
@@ -128,7 +122,7 @@ std::vector<at::Tensor> forward_together(const LinearInput& input,
 }
 
 torch::Tensor LinearImpl::forward(const torch::Tensor& x) {
-  return forward_shared(LinearInput{.x = x, .quantized = std::nullopt, .recipe = std::nullopt});
+  return forward_shared(LinearInput{.x = x});
 }
 
 torch::Tensor LinearImpl::forward_shared(const LinearInput& input) {
@@ -158,8 +152,7 @@ Float8LinearOptions LinearImpl::float8_options() {
 }
 
 void put_gradients_in_place(torch::nn::Module& module) {
-  std::map<const c10::TensorImpl*, int> names;
-  for (const auto& item : module.named_parameters()) ++names[item.value().unsafeGetTensorImpl()];
+  auto names = name_counts(module);
   module.apply([&](torch::nn::Module& each) {
     if (auto* embedding = dynamic_cast<EmbeddingImpl*>(&each)) embedding->gradient_in_place = true;
     auto* linear = dynamic_cast<LinearImpl*>(&each);

@@ -29,9 +29,9 @@ class LinearImpl;
 /// x for several linears that read it: quantised once where they have the same recipe. RMSNorm
 /// makes one whose x may have no values (nn/rms_norm.h).
 struct LinearInput {
-  at::Tensor x;                               // (..., in)
-  std::optional<QuantizedLayouts> quantized;  ///< by `recipe`
-  std::optional<Recipe> recipe;
+  at::Tensor x;                                    // (..., in)
+  std::optional<QuantizedLayouts> quantized = {};  ///< by `recipe`
+  std::optional<Recipe> recipe = {};
 };
 
 /// x for `linears`. It is quantised here where a graph is recorded, autocast is off and at least

@@ -15,4 +15,10 @@ std::vector<NamedParameter> unique_parameters(const torch::nn::Module& module) {
   return unique;
 }
 
+std::unordered_map<const c10::TensorImpl*, int> name_counts(const torch::nn::Module& module) {
+  std::unordered_map<const c10::TensorImpl*, int> counts;
+  for (const auto& item : module.named_parameters()) ++counts[item.value().unsafeGetTensorImpl()];
+  return counts;
+}
+
 }  // namespace octavo::nn

@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace octavo::nn {
@@ -16,5 +17,9 @@ struct NamedParameter {
 /// names (a tied head) appears under its first: what optimisers, norms, counts and checkpoints
 /// must walk, or a tied weight is stepped and counted twice.
 std::vector<NamedParameter> unique_parameters(const torch::nn::Module& module);
+
+/// How many names each parameter below `module` has there: what a layer does to its weight alone it
+/// must not do to one that others use.
+std::unordered_map<const c10::TensorImpl*, int> name_counts(const torch::nn::Module& module);
 
 }  // namespace octavo::nn

@@ -25,7 +25,7 @@ std::tuple<torch::Tensor, torch::Tensor> RMSNormImpl::forward_residual(
 
 LinearInput RMSNormImpl::forward_for(const torch::Tensor& x,
                                      const std::optional<InputRecipe>& recipe) {
-  if (!recipe) return {.x = forward(x), .quantized = std::nullopt, .recipe = std::nullopt};
+  if (!recipe) return {.x = forward(x)};
   QuantizedRmsNorm made =
       quantized_rms_norm(x, std::nullopt, weight, options.eps, recipe->recipe, recipe->need_dw);
   return {.x = made.y, .quantized = made.quantized, .recipe = recipe->recipe};
@@ -36,7 +36,7 @@ std::tuple<torch::Tensor, LinearInput> RMSNormImpl::forward_residual_for(
     const std::optional<InputRecipe>& recipe) {
   if (!recipe) {
     auto [h, y] = forward_residual(x, residual);
-    return {h, LinearInput{.x = y, .quantized = std::nullopt, .recipe = std::nullopt}};
+    return {h, LinearInput{.x = y}};
   }
   QuantizedRmsNorm made =
       quantized_rms_norm(x, residual, weight, options.eps, recipe->recipe, recipe->need_dw);

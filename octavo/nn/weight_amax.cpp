@@ -6,9 +6,9 @@
 #include <c10/core/InferenceMode.h>
 
 #include <limits>
-#include <map>
 
 #include "octavo/nn/linear.h"
+#include "octavo/nn/parameters.h"
 
 namespace octavo::nn {
 
@@ -54,8 +54,7 @@ void WeightAmax::refresh(const at::Tensor& w) {
 }
 
 std::vector<LinearImpl*> track_weight_amaxes(torch::nn::Module& module) {
-  std::map<const c10::TensorImpl*, int> names;
-  for (const auto& item : module.named_parameters()) ++names[item.value().unsafeGetTensorImpl()];
+  auto names = name_counts(module);
   std::vector<LinearImpl*> tracked;
   module.apply([&](torch::nn::Module& each) {
     auto* linear = dynamic_cast<LinearImpl*>(&each);

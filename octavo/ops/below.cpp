@@ -1,5 +1,7 @@
 #include "octavo/ops/below.h"
 
+#include <ATen/autocast_mode.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -23,6 +25,10 @@ Pointer make_node(std::string text) {
 }
 
 }  // namespace
+
+bool records_without_autocast(const at::Tensor& x) {
+  return at::GradMode::is_enabled() && !at::autocast::is_autocast_enabled(x.device().type());
+}
 
 bool requires_derivative(std::initializer_list<at::Tensor> inputs) {
   if (!at::GradMode::is_enabled()) return false;

@@ -25,6 +25,10 @@ struct below_autocast<op> {
 /// Whether autograd would record an operator on these inputs (undefined ones do not count).
 bool requires_derivative(std::initializer_list<at::Tensor> inputs);
 
+/// Whether a graph is being recorded and autocast is off for x's device: what operands that are
+/// quantised already, known amaxes and gradients to add to ask for.
+bool records_without_autocast(const at::Tensor& x);
+
 /// Throws where an input carries a forward-mode tangent: no operator here has a forward-mode
 /// derivative, and one that is silently zero is worse than none.
 void refuse_tangents(const char* what, std::initializer_list<at::Tensor> inputs);

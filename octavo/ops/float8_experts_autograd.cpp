@@ -280,7 +280,7 @@ at::Tensor float8_experts_recorded(const at::Tensor& x, const std::array<at::Ten
                                    const at::Tensor& offs, const std::string& recipe,
                                    const Float8ExpertsOptions& options) {
   refuse_tangents("float8_experts", {x, w[0], w[1]});
-  TORCH_CHECK(at::GradMode::is_enabled() && !at::autocast::is_autocast_enabled(x.device().type()),
+  TORCH_CHECK(records_without_autocast(x),
               "float8_experts: weights and accumulate_into are for calls whose graph is recorded "
               "without autocast; leave them out otherwise");
   for (std::size_t i = 0; i < 2; ++i) {

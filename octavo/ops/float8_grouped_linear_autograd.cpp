@@ -187,7 +187,7 @@ at::Tensor float8_grouped_linear_recorded(const at::Tensor& x, const at::Tensor&
                                           const GroupedLinearOptions& options) {
   refuse_tangents("float8_grouped_linear", {x, w});
   TORCH_CHECK(
-      at::GradMode::is_enabled() && !at::autocast::is_autocast_enabled(x.device().type()),
+      records_without_autocast(x),
       "float8_grouped_linear: accumulate_into is for calls whose graph is recorded, without "
       "autocast; leave it out otherwise");
   check_accumulate_into("float8_grouped_linear", options.accumulate_into, w);

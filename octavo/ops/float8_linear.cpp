@@ -1,7 +1,6 @@
 #include "octavo/ops/float8_linear.h"
 
 #include <ATen/Functions.h>
-#include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "octavo/gemm/scaled_mm.h"
+#include "octavo/ops/below.h"
 #include "octavo/ops/bias_gradient.h"
 #include "octavo/ops/float8_grouped_linear_ops.h"
 #include "octavo/ops/float8_linear_ops.h"
@@ -205,8 +205,7 @@ at::Tensor float8_linear(const at::Tensor& x, const at::Tensor& w,
                          const std::optional<at::Tensor>& bias, const Recipe& recipe,
                          const Float8LinearOptions& options) {
   const std::string text = recipe.to_string();
-  const bool takes_amax = options.weight_amax.defined() && at::GradMode::is_enabled() &&
-                          !at::autocast::is_autocast_enabled(x.device().type());
+  const bool takes_amax = options.weight_amax.defined() && ops::records_without_autocast(x);
   if (options.accumulate_into.defined() || options.input != nullptr || takes_amax) {
     return ops::float8_linear_recorded(x, w, bias, text, options);
   }

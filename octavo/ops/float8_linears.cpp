@@ -1,6 +1,5 @@
 #include "octavo/ops/float8_linears.h"
 
-#include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -102,7 +101,7 @@ std::vector<at::Tensor> float8_linears(const at::Tensor& x,
                                        const std::vector<OneOfLinears>& linears,
                                        const Recipe& recipe, const QuantizedLayouts* input) {
   TORCH_CHECK(
-      at::GradMode::is_enabled() && !at::autocast::is_autocast_enabled(x.device().type()),
+      ops::records_without_autocast(x),
       "float8_linears: expected a graph to be recorded, without autocast; call float8_linear()");
   std::vector<at::Tensor> weights;
   for (const OneOfLinears& one : linears) {

@@ -1,7 +1,6 @@
 #include "octavo/ops/float8_swiglu_mlp.h"
 
 #include <ATen/Functions.h>
-#include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -275,8 +274,7 @@ at::Tensor float8_swiglu_mlp(const at::Tensor& x, const at::Tensor& w_gate, cons
   bool recorded = options.input != nullptr;
   for (std::size_t i = 0; i < 3; ++i) {
     recorded = recorded || options.weights[i] || options.accumulate_into[i].defined() ||
-               (options.weight_amaxes[i].defined() && at::GradMode::is_enabled() &&
-                !at::autocast::is_autocast_enabled(x.device().type()));
+               (options.weight_amaxes[i].defined() && ops::records_without_autocast(x));
   }
   if (recorded) {
     return ops::float8_swiglu_mlp_recorded(x, {w_gate, w_up, w_down}, text, options);

@@ -277,7 +277,7 @@ at::Tensor float8_swiglu_mlp_recorded(const at::Tensor& x, const std::array<at::
                                       const Float8SwigluMlpOptions& options) {
   refuse_tangents("float8_swiglu_mlp", {x, w[0], w[1], w[2]});
   TORCH_CHECK(
-      at::GradMode::is_enabled() && !at::autocast::is_autocast_enabled(x.device().type()),
+      records_without_autocast(x),
       "float8_swiglu_mlp: input, weights and accumulate_into are for calls whose graph is recorded "
       "without autocast; leave them out otherwise");
   for (std::size_t i = 0; i < 3; ++i) {

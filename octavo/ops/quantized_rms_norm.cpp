@@ -1,7 +1,6 @@
 #include "octavo/ops/quantized_rms_norm.h"
 
 #include <ATen/Functions.h>
-#include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -57,27 +56,8 @@ class RmsNormQuantized : public torch::autograd::Function<RmsNormQuantized> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     TORCH_CHECK(!at::GradMode::is_enabled(),
                 "quantized_rms_norm: second derivatives (create_graph) are not implemented");
-    const variable_list saved = context->get_saved_variables();
-    const bool adds = gradients.size() == 2;
-    const at::Tensor &dh = adds ? gradients[0] : at::Tensor(), &dy = gradients.back();
-    const bool need_x = context->needs_input_grad(0);
-    const bool need_residual = adds && context->needs_input_grad(1);
-    // An absent residual is no input of autograd's: w comes right after x then.
-    const bool need_w = context->needs_input_grad(adds ? 2 : 1);
-    at::Tensor dx = dh, dw;
-    if (dy.defined()) {
-      const at::AutoDispatchBelowADInplaceOrView guard;
-      std::tie(dx, dw) =
-          call_rms_norm_backward(dy, dh.defined() ? std::optional<at::Tensor>(dh) : std::nullopt,
-                                 saved[0], saved[1], saved[2], need_x || need_residual, need_w);
-    }
-    return {need_x ? dx : at::Tensor(),
-            need_residual ? dx : at::Tensor(),
-            need_w ? dw : at::Tensor(),
-            at::Tensor(),
-            at::Tensor(),
-            at::Tensor(),
-            at::Tensor()};
+    const RmsNormGradients made = rms_norm_gradients(*context, gradients);
+    return {made.x, made.residual, made.w, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -90,7 +70,7 @@ QuantizedRmsNorm quantized_rms_norm(const at::Tensor& x, const std::optional<at:
                                     const at::Tensor& w, double eps, const Recipe& recipe,
                                     bool need_dw) {
   TORCH_CHECK(
-      at::GradMode::is_enabled() && !at::autocast::is_autocast_enabled(x.device().type()),
+      ops::records_without_autocast(x),
       "quantized_rms_norm: expected a graph to be recorded, without autocast; call rms_norm()");
   ops::refuse_tangents("quantized_rms_norm", {x, residual.value_or(at::Tensor()), w});
   ops::check_input_argument(x);

@@ -26,6 +26,16 @@ RmsNormResult call_rms_norm_forward(const at::Tensor& x, const std::optional<at:
   return op.call(x, residual, w, eps);
 }
 
+std::tuple<at::Tensor, at::Tensor> call_rms_norm_backward(const at::Tensor& dy,
+                                                          const std::optional<at::Tensor>& dh,
+                                                          const at::Tensor& h, const at::Tensor& w,
+                                                          const at::Tensor& rstd, bool need_dx,
+                                                          bool need_dw) {
+  static const auto op =
+      find_operator<decltype(call_rms_norm_backward)>("octavo::rms_norm_backward");
+  return op.call(dy, dh, h, w, rstd, need_dx, need_dw);
+}
+
 RmsNormResult rms_norm_forward_meta(const at::Tensor& x, const std::optional<at::Tensor>& residual,
                                     const at::Tensor& w, double) {
   check_rms_norm(x, residual, w);
@@ -64,39 +74,37 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const variable_list saved = context->get_saved_variables();
-    const bool adds = gradients.size() == 2;
-    const at::Tensor &dh = adds ? gradients[0] : at::Tensor(), &dy = gradients.back();
-    const bool need_x = context->needs_input_grad(0);
-    const bool need_residual = adds && context->needs_input_grad(1);
-    // An absent residual is no input of autograd's: w comes right after x then.
-    const bool need_w = context->needs_input_grad(adds ? 2 : 1);
-    at::Tensor dx = dh, dw;
-    if (dy.defined()) {
-      at::AutoDispatchBelowADInplaceOrView guard;
-      std::tie(dx, dw) =
-          call_rms_norm_backward(dy, dh.defined() ? std::optional<at::Tensor>(dh) : std::nullopt,
-                                 saved[0], saved[1], saved[2], need_x || need_residual, need_w);
-    }
-    const auto wanted = [](bool need, const at::Tensor& gradient) {
-      if (!need || !gradient.defined()) return at::Tensor();
-      return at::GradMode::is_enabled() ? without_derivative("rms_norm's backward", gradient)
-                                        : gradient;
+    const RmsNormGradients made = rms_norm_gradients(*context, gradients);
+    const auto wanted = [](const at::Tensor& gradient) {
+      return gradient.defined() && at::GradMode::is_enabled()
+                 ? without_derivative("rms_norm's backward", gradient)
+                 : gradient;
     };
-    return {wanted(need_x, dx), wanted(need_residual, dx), wanted(need_w, dw), at::Tensor()};
+    return {wanted(made.x), wanted(made.residual), wanted(made.w), at::Tensor()};
   }
 };
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor> call_rms_norm_backward(const at::Tensor& dy,
-                                                          const std::optional<at::Tensor>& dh,
-                                                          const at::Tensor& h, const at::Tensor& w,
-                                                          const at::Tensor& rstd, bool need_dx,
-                                                          bool need_dw) {
-  static const auto op =
-      find_operator<decltype(call_rms_norm_backward)>("octavo::rms_norm_backward");
-  return op.call(dy, dh, h, w, rstd, need_dx, need_dw);
+RmsNormGradients rms_norm_gradients(const AutogradContext& context,
+                                    const variable_list& gradients) {
+  const variable_list saved = context.get_saved_variables();
+  const bool adds = gradients.size() == 2;
+  const at::Tensor &dh = adds ? gradients[0] : at::Tensor(), &dy = gradients.back();
+  const bool need_x = context.needs_input_grad(0);
+  const bool need_residual = adds && context.needs_input_grad(1);
+  // An absent residual is no input of autograd's: w comes right after x then.
+  const bool need_w = context.needs_input_grad(adds ? 2 : 1);
+  at::Tensor dx = dh, dw;
+  if (dy.defined()) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    std::tie(dx, dw) =
+        call_rms_norm_backward(dy, dh.defined() ? std::optional<at::Tensor>(dh) : std::nullopt,
+                               saved[0], saved[1], saved[2], need_x || need_residual, need_w);
+  }
+  return {.x = need_x ? dx : at::Tensor(),
+          .residual = need_residual ? dx : at::Tensor(),
+          .w = need_w ? dw : at::Tensor()};
 }
 
 void check_rms_norm(const at::Tensor& x, const std::optional<at::Tensor>& residual,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
 #include <tuple>
@@ -20,11 +21,14 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_composite(
     const at::Tensor& dy, const std::optional<at::Tensor>& dh, const at::Tensor& h,
     const at::Tensor& w, const at::Tensor& rstd, bool need_dx, bool need_dw);
 
-std::tuple<at::Tensor, at::Tensor> call_rms_norm_backward(const at::Tensor& dy,
-                                                          const std::optional<at::Tensor>& dh,
-                                                          const at::Tensor& h, const at::Tensor& w,
-                                                          const at::Tensor& rstd, bool need_dx,
-                                                          bool need_dw);
+/// Of x, the residual and w, undefined where nobody needs it, from the gradients of (h, y), or of y
+/// where there is no residual: backward of a Function of (x, residual, w, ...) that saved h, w and
+/// rstd.
+struct RmsNormGradients {
+  at::Tensor x, residual, w;
+};
+RmsNormGradients rms_norm_gradients(const torch::autograd::AutogradContext& context,
+                                    const torch::autograd::variable_list& gradients);
 
 /// rms_norm_forward whose y is an operand: quantised by `spec`, with the bits of quantize_operand()
 /// of y.

@@ -96,11 +96,6 @@ AmaxesWanted amaxes_of(const Wanted& rows, const Wanted& transposed) {
       .columns = wants(rows, Granularity::colwise()) || wants(transposed, Granularity::rowwise())};
 }
 
-// Where each amax lies: of all matrices.
-struct AmaxPointers {
-  float *tensor, *row, *column;
-};
-
 // Whole-row, whole-column and whole-tensor scales: two reads, or one where a row's amax is at hand,
 // all of x fits the registers, or the amaxes are known.
 void quantize_spans(const GpuOperand& operand, const Wanted& rows, const Wanted& transposed) {
@@ -130,23 +125,15 @@ void quantize_spans(const GpuOperand& operand, const Wanted& rows, const Wanted&
     resident->partial = partial.mutable_data_ptr<float>();
     return gpu::quantize_resident(*resident, stream);
   }
-  AmaxPointers amaxes{};
+  gpu::WrittenAmax amaxes = written_amax(known);  // of all matrices
   at::Tensor buffer;
-  if (known) {
-    const auto pointer = [](const at::Tensor& t) {
-      return t.defined() ? t.mutable_data_ptr<float>() : nullptr;
-    };
-    amaxes = {pointer(known->tensor), pointer(known->rows), pointer(known->columns)};
-  } else {
+  if (!known) {
     const AmaxesWanted wanted = amaxes_of(rows, transposed);
-    // [tensor | rows | columns]
-    const std::int64_t row_at = (groups.count + 3) / 4 * 4;
-    const std::int64_t column_at = row_at + (wanted.rows ? groups.count * x.rows : 0);
-    const std::int64_t count = column_at + (wanted.columns ? groups.count * x.columns : 0);
-    buffer = floats(count);
+    const AmaxPlaces places = amax_places(wanted, groups.count, x.rows, x.columns);
+    buffer = floats(places.count);
     float* const first = buffer.mutable_data_ptr<float>();
-    amaxes = {first, first + row_at, first + column_at};
-    gpu::zero_amax(first, count, stream);
+    amaxes = {first, first + places.row, first + places.column};
+    gpu::zero_amax(first, places.count, stream);
     ++kernels::counters().amax;
     gpu::amax({.x = x,
                .tensor = wanted.tensor ? amaxes.tensor : nullptr,
@@ -276,15 +263,8 @@ std::optional<AmaxesWanted> amaxes_wanted(const GpuOperand& operand, const Opera
 }
 
 gpu::Matrix gpu_matrix_of(const at::Tensor& x) {
-  const at::ScalarType dtype = x.scalar_type();
-  gpu::Matrix matrix{x.const_data_ptr(),
-                     dtype == at::kFloat      ? gpu::DType::kFP32
-                     : dtype == at::kBFloat16 ? gpu::DType::kBF16
-                                              : gpu::DType::kFP16,
-                     x.size(-2),
-                     x.size(-1),
-                     x.stride(-2),
-                     x.stride(-1)};
+  gpu::Matrix matrix{x.const_data_ptr(), gpu_dtype(x), x.size(-2),
+                     x.size(-1),         x.stride(-2), x.stride(-1)};
   // The stride of an extent of 1 means nothing and can be anything.
   if (matrix.columns == 1) matrix.column_stride = 1;
   if (matrix.rows == 1) matrix.row_stride = matrix.columns;

@@ -164,6 +164,14 @@ bool takes(const ProducedMatrices& x, const OperandSpec& spec, bool by_offsets) 
   return true;
 }
 
+QuantizedOperand empty_operand(std::int64_t rows, std::int64_t columns, const OperandSpec& spec,
+                               c10::Device device) {
+  QuantizedOperand out;
+  if (spec.rows) out.rows = empty_layout(*spec.rows, rows, columns, device);
+  if (spec.transposed) out.transposed = empty_layout(*spec.transposed, columns, rows, device);
+  return out;
+}
+
 // The layouts of every matrix, or nullopt.
 std::optional<std::vector<QuantizedOperand>> quantize_matrices(const ProducedMatrices& x,
                                                                const OperandSpec& spec,
@@ -174,12 +182,9 @@ std::optional<std::vector<QuantizedOperand>> quantize_matrices(const ProducedMat
   const c10::cuda::CUDAGuard guard(x.device);
   const gpu::Stream stream = c10::cuda::getCurrentCUDAStream(x.device.index()).stream();
   ++kernels::counters().quantize;
-  std::vector<QuantizedOperand> out(x.from.size());
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    if (spec.rows) out[i].rows = empty_layout(*spec.rows, rows, columns, x.device);
-    if (spec.transposed) {
-      out[i].transposed = empty_layout(*spec.transposed, columns, rows, x.device);
-    }
+  std::vector<QuantizedOperand> out;
+  for (std::size_t i = 0; i < x.from.size(); ++i) {
+    out.push_back(empty_operand(rows, columns, spec, x.device));
     if (written) written->push_back(empty_on(x.device, {rows, columns}, at::kBFloat16));
   }
   if (is_row_alone(spec)) {
@@ -191,24 +196,13 @@ std::optional<std::vector<QuantizedOperand>> quantize_matrices(const ProducedMat
   return out;
 }
 
-QuantizedOperand empty_operand(std::int64_t rows, std::int64_t columns, const OperandSpec& spec,
-                               c10::Device device) {
-  QuantizedOperand out;
-  if (spec.rows) out.rows = empty_layout(*spec.rows, rows, columns, device);
-  if (spec.transposed) out.transposed = empty_layout(*spec.transposed, columns, rows, device);
-  return out;
-}
-
 // y of RMSNorm as its producer computes it.
 GpuOperand produced_operand(const ProducedRmsNorm& y) {
-  const at::ScalarType w_dtype = y.w.scalar_type();
   const gpu::Producer from{.what = gpu::Production::kRmsNorm,
                            .h = {y.h.const_data_ptr(), y.h.size(1)},
                            .rstd = y.rstd.defined() ? y.rstd.const_data_ptr<float>() : nullptr,
                            .w = y.w.const_data_ptr(),
-                           .w_dtype = w_dtype == at::kFloat      ? gpu::DType::kFP32
-                                      : w_dtype == at::kBFloat16 ? gpu::DType::kBF16
-                                                                 : gpu::DType::kFP16};
+                           .w_dtype = gpu_dtype(y.w)};
   return {.x = shape_of(y.h.size(0), y.h.size(1)), .device = y.h.device(), .from = from};
 }
 
@@ -261,18 +255,17 @@ std::optional<Amaxes> amaxes_for(const at::Tensor& x, const OperandSpec& spec) {
   const std::optional<AmaxesWanted> wanted =
       amaxes_wanted({.x = matrix, .device = x.device()}, spec);
   if (!wanted) return std::nullopt;
-  const std::int64_t row_at = 4, column_at = row_at + (wanted->rows ? matrix.rows : 0);
-  const std::int64_t count = column_at + (wanted->columns ? matrix.columns : 0);
+  const AmaxPlaces places = amax_places(*wanted, 1, matrix.rows, matrix.columns);
   const c10::cuda::CUDAGuard guard(x.device());
-  const at::Tensor buffer = empty_on(x.device(), {count}, at::kFloat);
-  gpu::zero_amax(buffer.mutable_data_ptr<float>(), count,
+  const at::Tensor buffer = empty_on(x.device(), {places.count}, at::kFloat);
+  gpu::zero_amax(buffer.mutable_data_ptr<float>(), places.count,
                  c10::cuda::getCurrentCUDAStream(x.device().index()).stream());
-  const auto piece = [&](bool there, std::int64_t at, std::int64_t floats) {
-    return there ? piece_of(buffer, 4 * at, {floats}, {1}, at::kFloat) : at::Tensor();
+  const auto piece = [&](bool there, std::int64_t first, std::int64_t floats) {
+    return there ? piece_of(buffer, 4 * first, {floats}, {1}, at::kFloat) : at::Tensor();
   };
   return Amaxes{.tensor = piece(wanted->tensor, 0, 1),
-                .rows = piece(wanted->rows, row_at, matrix.rows),
-                .columns = piece(wanted->columns, column_at, matrix.columns)};
+                .rows = piece(wanted->rows, places.row, matrix.rows),
+                .columns = piece(wanted->columns, places.column, matrix.columns)};
 }
 
 QuantizedOperand quantize_with_amaxes(const at::Tensor& x, const OperandSpec& spec,

@@ -23,6 +23,7 @@
 #include "octavo/kernels/gpu/adamw.h"
 #include "octavo/kernels/gpu/gradient_norm.h"
 #include "octavo/quantize/allocate.h"
+#include "octavo/quantize/gpu_matrix.h"
 #endif
 
 #include <algorithm>
@@ -126,10 +127,9 @@ at::Tensor norm_on_gpu(const std::vector<at::Tensor>& gradients) {
   const c10::cuda::CUDAGuard guard(device);
   std::vector<gpu::GradientTensor> tensors;
   for (const at::Tensor& gradient : gradients) {
-    tensors.push_back(
-        {.data = gradient.const_data_ptr(),
-         .size = gradient.numel(),
-         .dtype = gradient.scalar_type() == at::kFloat ? gpu::DType::kFP32 : gpu::DType::kBF16});
+    tensors.push_back({.data = gradient.const_data_ptr(),
+                       .size = gradient.numel(),
+                       .dtype = gpu_dtype(gradient)});
   }
   const auto count = static_cast<std::int64_t>(tensors.size());
   const at::Tensor partial =

@@ -10,32 +10,19 @@ from torch.utils.flop_counter import register_flop_formula
 from octavo._library import ops
 
 
-@register_flop_formula([ops.float8_linear, ops.float8_linear_forward])
+@register_flop_formula([ops.float8_linear, ops.float8_linear_forward, ops.float8_grouped_linear,
+                        ops.float8_grouped_linear_forward])
 def _linear(x, w, *args, out_shape=None, **kwargs) -> int:
-    """x (..., K), w (N, K)."""
-    return 2 * math.prod(x) * w[0]
+    """x (..., K), w (N, K) or (E, N, K): every row belongs to one group."""
+    return 2 * math.prod(x) * w[-2]
 
 
-@register_flop_formula(ops.float8_linear_backward)
+@register_flop_formula([ops.float8_linear_backward, ops.float8_grouped_linear_backward])
 def _linear_backward(dy, x, x_scale, w, w_scale, *args, out_shape=None, **kwargs) -> int:
-    """dy (..., N); x (K, M) with a scale or (..., K) without; w (K, N) with a scale or (N, K) without. Each is
-    there where its product is wanted."""
+    """dy (..., N); x (K, M) with a scale or (..., K) without; w (..., K, N) with a scale or (..., N, K) without. Each
+    is there where its product is wanted."""
     total = 0
-    for operand, width in ((x, x and (x[0] if x_scale else x[-1])), (w, w and (w[0] if w_scale else w[1]))):
-        total += 2 * math.prod(dy) * width if operand else 0
-    return total
-
-
-@register_flop_formula([ops.float8_grouped_linear, ops.float8_grouped_linear_forward])
-def _grouped_linear(x, w, *args, out_shape=None, **kwargs) -> int:
-    """x (M, K), w (E, N, K): every row belongs to one group."""
-    return 2 * math.prod(x) * w[1]
-
-
-@register_flop_formula(ops.float8_grouped_linear_backward)
-def _grouped_linear_backward(dy, x, x_scale, w, w_scale, *args, out_shape=None, **kwargs) -> int:
-    total = 0
-    for operand, width in ((x, x and (x[0] if x_scale else x[-1])), (w, w and (w[1] if w_scale else w[2]))):
+    for operand, width in ((x, x and (x[0] if x_scale else x[-1])), (w, w and (w[-2] if w_scale else w[-1]))):
         total += 2 * math.prod(dy) * width if operand else 0
     return total
 

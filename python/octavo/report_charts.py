@@ -121,8 +121,8 @@ def line_chart(ident: str, title: str, y_label: str, series: list[Series], *, y_
 
 
 # Dark blue over green to yellow, each lighter than the last, so that it reads without colour too.
-RAMP = [(38, 22, 86), (52, 58, 129), (45, 95, 142), (36, 130, 142), (34, 163, 134), (81, 192, 109),
-        (160, 218, 57), (240, 229, 60)]
+RAMP = [tuple(bytes.fromhex(colour)) for colour in
+        ("261656", "343a81", "2d5f8e", "24828e", "22a386", "51c06d", "a0da39", "f0e53c")]
 LEVELS = 24
 
 

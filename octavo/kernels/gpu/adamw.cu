@@ -6,6 +6,7 @@
 #include "octavo/kernels/gpu/launch.h"
 #include "octavo/kernels/gpu/packed.h"
 #include "octavo/kernels/gpu/platform.h"
+#include "octavo/kernels/gpu/tensor_table.h"
 
 namespace octavo::gpu {
 namespace {
@@ -28,16 +29,6 @@ struct Params {
   const float* clip;
 };
 static_assert(sizeof(Params) <= 4096);
-
-// The tensor whose blocks hold blockIdx.x.
-OCTAVO_DEVICE int tensor_of_block(const Params& p) {
-  int low = 0, high = p.count;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (p.first_block[middle] <= blockIdx.x ? low : high) = middle;
-  }
-  return low;
-}
 
 // One element of a type in memory.
 template <DType T>
@@ -169,7 +160,7 @@ OCTAVO_DEVICE void update_vector(const AdamwFactors& f, const float (&g)[kVector
 template <DType P, DType G, DType M, bool kMaster>
 __global__ void OCTAVO_LAUNCH_BOUNDS(kThreads, 4) adamw_kernel(const Params params) {
   __shared__ AdamwFactors shared_factors;
-  const int index = tensor_of_block(params);
+  const int index = tensor_of_block(params.first_block, params.count);
   const AdamwTensor t = params.tensor[index];
   if (threadIdx.x == 0) {
     shared_factors = kernels::adamw_factors<DeviceArithmetic>(params.options, t.weight_decay,

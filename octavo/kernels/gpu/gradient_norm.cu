@@ -3,6 +3,7 @@
 #include "octavo/kernels/gpu/launch.h"
 #include "octavo/kernels/gpu/packed.h"
 #include "octavo/kernels/gpu/platform.h"
+#include "octavo/kernels/gpu/tensor_table.h"
 
 namespace octavo::gpu {
 namespace {
@@ -25,15 +26,6 @@ struct Params {
   double* partial;  // of the launch's first block
 };
 static_assert(sizeof(Params) <= 4096);
-
-OCTAVO_DEVICE int tensor_of_block(const Params& p) {
-  int low = 0, high = p.count;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (p.first_block[middle] <= blockIdx.x ? low : high) = middle;
-  }
-  return low;
-}
 
 OCTAVO_DEVICE double shuffle_xor_double(double value, int mask) {
   const auto bits = __builtin_bit_cast(std::uint64_t, value);
@@ -105,7 +97,7 @@ OCTAVO_DEVICE double sum_of_squares(const void* data, std::int64_t size, std::in
 }
 
 __global__ void OCTAVO_LAUNCH_BOUNDS(kThreads, 4) gradient_norm_kernel(const Params p) {
-  const int index = tensor_of_block(p);
+  const int index = tensor_of_block(p.first_block, p.count);
   const std::int64_t block = static_cast<std::int64_t>(blockIdx.x - p.first_block[index]);
   const void* const data = p.data[index];
   const std::int64_t size = p.size[index];

@@ -139,11 +139,11 @@ BackwardResult float8_linear_backward_kernel(
 
   at::Tensor dx = absent(dy, dy.scalar_type());
   if (w) {
-    const ScaledTensor w_KN =
-        w_scale ? from_bytes("w_scale", *w, *w_scale, *spec.dx.b)
-                : quantize_operand(
-                      *w, {.transposed = spec.dx.b, .together = Together::kBoth, .amax = w_amax})
-                      .transposed;
+    const ScaledTensor w_KN = w_scale ? from_bytes("w_scale", *w, *w_scale, *spec.dx.b)
+                                      : quantize_operand(*w, {.transposed = spec.dx.b,
+                                                              .together = Together::kBoth,
+                                                              .amax = {.tensor = w_amax}})
+                                            .transposed;
     dx = with_leading_sizes_of(
         scaled_mm(dy_fp8.rows, w_KN,
                   {.out_dtype = dy.scalar_type(),
@@ -223,8 +223,8 @@ QuantizedLayouts quantize_weight(const at::Tensor& w, const Recipe& recipe,
     const at::AutoDispatchBelowADInplaceOrView guard;
     const LinearSpec spec = ops::resolve_for(recipe.to_string(), w.device());
     ops::check_weight_argument(w);
-    return ops::layouts_of(
-        quantize_operand(w, {.rows = spec.forward.b, .transposed = spec.dx.b, .amax = amax}));
+    return ops::layouts_of(quantize_operand(
+        w, {.rows = spec.forward.b, .transposed = spec.dx.b, .amax = {.tensor = amax}}));
   }
   auto [rows, rows_scale, transposed, transposed_scale] =
       ops::call_quantize_weight(w, recipe.to_string());

@@ -151,10 +151,10 @@ MlpBackwardResult float8_swiglu_mlp_backward_kernel(
   const OperandSpec both{.rows = spec.dx.a, .transposed = fp8_dw ? spec.dw.a : std::nullopt};
   const at::ScalarType dtype = in.dy.scalar_type();
   const auto transposed_weight = [&](std::size_t i) {
-    return in.w_scale[i]
-               ? from_bytes(kWeightScaleNames[i], in.w[i], *in.w_scale[i], *spec.dx.b)
-               : quantize_operand(in.w[i], {.transposed = spec.dx.b, .amax = in.w_amax[i]})
-                     .transposed;
+    return in.w_scale[i] ? from_bytes(kWeightScaleNames[i], in.w[i], *in.w_scale[i], *spec.dx.b)
+                         : quantize_operand(
+                               in.w[i], {.transposed = spec.dx.b, .amax = {.tensor = in.w_amax[i]}})
+                               .transposed;
   };
   const auto dx_product = [&](const ScaledTensor& rows, std::size_t i,
                               const std::optional<at::Tensor>& into = std::nullopt) {

@@ -72,11 +72,21 @@ TORCH_LIBRARY(octavo, m) {
       "-> (Tensor dx, Tensor dw_gate, Tensor dw_up, Tensor dw_down)");
 
   // One layout of a matrix x (M, K): data (M, K), or (K, M) for layout="transposed", and its
-  // scales (quantize/quantize.h).
+  // scales (quantize/quantize.h). amax: fp32, one number a scale, where scales (tensorwise, rowwise
+  // or colwise) follow from it instead of from x: of a matrix of which x is a part.
   m.def(
       "quantize(Tensor x, str format=\"e4m3fn\", str granularity=\"rowwise\", *, "
-      "str layout=\"rows\", str scale_rounding=\"none\", str mx_rounding=\"rceil\") "
-      "-> (Tensor data, Tensor scale)");
+      "str layout=\"rows\", str scale_rounding=\"none\", str mx_rounding=\"rceil\", "
+      "Tensor? amax=None) -> (Tensor data, Tensor scale)");
+
+  // The largest magnitudes of a matrix x (M, K) in one read, fp32: for each of the granularities
+  // tensorwise, rowwise and colwise 1, M or K numbers, one after the other
+  // (quantize/amaxes.h).
+  m.def("amax(Tensor x, str[] granularities) -> Tensor");
+
+  // A matrix (R, C) of one byte an element, (C, R) contiguous: what FP8 bytes that came by rows are
+  // transposed by.
+  m.def("transpose_bytes(Tensor x) -> Tensor");
 
   // (M, K) . (N, K)^T (+ bias) (gemm/scaled_mm.h).
   m.def(

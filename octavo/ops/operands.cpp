@@ -44,12 +44,14 @@ QuantizedOperand operand_of(const char* argument, const char* scale_name, const 
                             const std::optional<at::Tensor>& rows_scale, const LayoutSpec& spec,
                             const std::optional<LayoutSpec>& transposed, const at::Tensor& amax) {
   if (!rows) {
-    return quantize_operand(
-        matrix,
-        {.rows = spec, .transposed = transposed, .together = Together::kRows, .amax = amax});
+    return quantize_operand(matrix, {.rows = spec,
+                                     .transposed = transposed,
+                                     .together = Together::kRows,
+                                     .amax = {.tensor = amax}});
   }
   QuantizedOperand operand;
-  if (transposed) operand = quantize_operand(matrix, {.transposed = transposed, .amax = amax});
+  if (transposed)
+    operand = quantize_operand(matrix, {.transposed = transposed, .amax = {.tensor = amax}});
   operand.rows = given_rows(argument, scale_name, matrix, *rows, *rows_scale, spec);
   return operand;
 }

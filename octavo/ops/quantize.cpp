@@ -17,28 +17,60 @@ using Result = std::tuple<at::Tensor, at::Tensor>;
 
 Result call_quantize(const at::Tensor& x, std::string_view format, std::string_view granularity,
                      std::string_view layout, std::string_view scale_rounding,
-                     std::string_view mx_rounding) {
+                     std::string_view mx_rounding, const std::optional<at::Tensor>& amax) {
   static const auto op = find_operator<decltype(call_quantize)>("octavo::quantize");
-  return op.call(x, format, granularity, layout, scale_rounding, mx_rounding);
+  return op.call(x, format, granularity, layout, scale_rounding, mx_rounding, amax);
+}
+
+void check_matrix(const at::Tensor& x) {
+  TORCH_CHECK(x.dim() == 2, "x: expected a matrix (M, K), got ", x.dim(),
+              " dimensions; flatten the leading ones with x.flatten(0, -2)");
+}
+
+// The amaxes that a layout's scales follow from.
+Amaxes given_amax(const at::Tensor& x, const LayoutSpec& spec, bool transposed,
+                  const std::optional<at::Tensor>& amax) {
+  if (!amax) return {};
+  check_one_device("quantize", {x, *amax});
+  const Granularity& granularity = spec.granularity;
+  const bool tensorwise = granularity == Granularity::tensorwise();
+  TORCH_CHECK(
+      tensorwise || granularity == Granularity::rowwise() || granularity == Granularity::colwise(),
+      "amax: expected the granularity tensorwise, rowwise or colwise beside it, got ",
+      to_string(granularity), "; leave it out, one read finds a block's amax");
+  const bool by_rows = (granularity == Granularity::rowwise()) != transposed;
+  const std::int64_t count = tensorwise ? 1 : x.size(by_rows ? 0 : 1);
+  TORCH_CHECK(amax->numel() == count && amax->scalar_type() == at::kFloat, "amax: expected ", count,
+              " float32 numbers, one a scale, got ", amax->scalar_type(), " ", amax->sizes(),
+              "; pass what octavo::amax gave for ",
+              tensorwise ? "tensorwise"
+              : by_rows  ? "rowwise"
+                         : "colwise");
+  const at::Tensor flat = amax->contiguous();
+  if (tensorwise) return {.tensor = flat};
+  if (by_rows) return {.rows = flat};
+  return {.columns = flat};
 }
 
 Result quantize_kernel(const at::Tensor& x, std::string_view format, std::string_view granularity,
                        std::string_view layout, std::string_view scale_rounding,
-                       std::string_view mx_rounding) {
+                       std::string_view mx_rounding, const std::optional<at::Tensor>& amax) {
   const LayoutSpec spec = parse_layout_spec(format, granularity, scale_rounding, mx_rounding);
-  if (parse_transposed("layout", layout)) {
-    const ScaledTensor out = quantize_operand(x, {.transposed = spec}).transposed;
-    return {out.data, out.scale};
-  }
-  const ScaledTensor out = quantize_operand(x, {.rows = spec}).rows;
+  const bool transposed = parse_transposed("layout", layout);
+  check_matrix(x);
+  OperandSpec operand{.amax = given_amax(x, spec, transposed, amax)};
+  (transposed ? operand.transposed : operand.rows) = spec;
+  const QuantizedOperand both = quantize_operand(x, operand);
+  const ScaledTensor& out = transposed ? both.transposed : both.rows;
   return {out.data, out.scale};
 }
 
 Result quantize_meta(const at::Tensor& x, std::string_view format, std::string_view granularity,
                      std::string_view layout, std::string_view scale_rounding,
-                     std::string_view mx_rounding) {
+                     std::string_view mx_rounding, const std::optional<at::Tensor>& amax) {
+  if (amax) check_one_device("quantize", {x, *amax});
   const LayoutSpec spec = parse_layout_spec(format, granularity, scale_rounding, mx_rounding);
-  TORCH_CHECK(x.dim() == 2, "x: expected a matrix (M, K), got ", x.dim(), " dimensions");
+  check_matrix(x);
   const bool transposed = parse_transposed("layout", layout);
   const c10::SymInt rows = x.sym_size(transposed ? 1 : 0), columns = x.sym_size(transposed ? 0 : 1);
   return {at::empty_symint({rows, columns}, x.options().dtype(scalar_type(spec.format))),
@@ -47,14 +79,14 @@ Result quantize_meta(const at::Tensor& x, std::string_view format, std::string_v
 
 Result quantize_autograd(const at::Tensor& x, std::string_view format, std::string_view granularity,
                          std::string_view layout, std::string_view scale_rounding,
-                         std::string_view mx_rounding) {
-  refuse_tangents("quantize", {x});
+                         std::string_view mx_rounding, const std::optional<at::Tensor>& amax) {
+  refuse_tangents("quantize", {x, amax.value_or(at::Tensor())});
   Result result;
   {
     at::AutoDispatchBelowADInplaceOrView guard;
-    result = call_quantize(x, format, granularity, layout, scale_rounding, mx_rounding);
+    result = call_quantize(x, format, granularity, layout, scale_rounding, mx_rounding, amax);
   }
-  if (requires_derivative({x})) {
+  if (requires_derivative({x, amax.value_or(at::Tensor())})) {
     result = {without_derivative("quantize", std::get<0>(result)),
               without_derivative("quantize", std::get<1>(result))};
   }

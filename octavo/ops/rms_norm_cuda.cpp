@@ -109,13 +109,12 @@ RmsNormOperand rms_norm_operand_cuda(const at::Tensor& x, const std::optional<at
   const bool again = !keep_y && can_quantize_rms_norm({.h = x_MD, .rstd = {}, .w = w_dense}, spec);
   auto [h, y, rstd] = run_rms_norm(x_dense, residual, w_dense, eps, /*with_y=*/!again, amaxes);
   RmsNormOperand result{.h = h, .rstd = rstd, .y = y, .operand = {}};
-  if (again) {
-    result.operand = quantize_rms_norm(
-        {.h = residual ? as_matrix(h) : x_MD, .rstd = rstd, .w = w_dense}, spec, amaxes);
-  } else {
-    result.operand = amaxes ? quantize_with_amaxes(as_matrix(y), spec, *amaxes)
-                            : quantize_operand(as_matrix(y), spec);
-  }
+  OperandSpec known = spec;
+  if (amaxes) known.amax = *amaxes;
+  result.operand =
+      again ? quantize_rms_norm({.h = residual ? as_matrix(h) : x_MD, .rstd = rstd, .w = w_dense},
+                                known)
+            : quantize_operand(as_matrix(y), known);
   return result;
 }
 

@@ -21,7 +21,11 @@ struct StackedHalves {
 // An operand that was written, whether or not somebody wants a layout of it.
 QuantizedOperand quantize_written(const at::Tensor& x, const OperandSpec& spec,
                                   const std::optional<Amaxes>& amaxes) {
-  if (amaxes) return quantize_with_amaxes(x, spec, *amaxes);
+  if (amaxes) {
+    OperandSpec known = spec;
+    known.amax = *amaxes;
+    return quantize_operand(x, known);
+  }
   return spec.rows || spec.transposed ? quantize_operand(x, spec) : QuantizedOperand{};
 }
 

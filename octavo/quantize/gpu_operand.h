@@ -9,7 +9,7 @@
 #include "octavo/kernels/gpu/amax.h"
 #include "octavo/kernels/gpu/groups.h"
 #include "octavo/kernels/gpu/producer.h"
-#include "octavo/quantize/quantize_produced.h"
+#include "octavo/quantize/amaxes.h"
 
 /// Operands as the GPU quantisers take them. Included by *_cuda.cpp files only.
 namespace octavo {
@@ -21,12 +21,12 @@ struct GpuOperand {
   gpu::Groups groups = {};
   gpu::Producer from = {};
   at::Tensor scratch = {};  ///< quantize_scratch(x) floats, or undefined
-  const Amaxes* known = nullptr;
+  Amaxes amax = {};         ///< as OperandSpec's
 
   gpu::Stream stream() const { return c10::cuda::getCurrentCUDAStream(device.index()).stream(); }
 };
 
-/// Fills `out`, which has exactly the layouts of `spec`.
+/// Fills `out`, which has exactly the layouts of `spec`; spec.amax counts for one matrix only.
 void quantize_gpu_operand(GpuOperand operand, const OperandSpec& spec, QuantizedOperand& out);
 
 /// Where the kernel that writes a matrix finds its amaxes, or reads them; null: nowhere.

@@ -85,6 +85,16 @@ void allocate_together(const at::Tensor& x, const OperandSpec& spec, QuantizedOp
 }
 #endif
 
+void check_amax(const char* which, const at::Tensor& amax, std::int64_t count,
+                const at::Tensor& x) {
+  if (!amax.defined()) return;
+  TORCH_CHECK(amax.numel() == count && amax.scalar_type() == at::kFloat && amax.is_contiguous() &&
+                  amax.device() == x.device(),
+              "spec.amax.", which, ": expected ", count, " float32 numbers, contiguous on ",
+              x.device(), ", got ", amax.scalar_type(), " ", amax.sizes(), " on ", amax.device(),
+              "; leave it undefined where x's amax is not known");
+}
+
 }  // namespace
 
 void check_operand(const char* argument, const at::Tensor& tensor) {
@@ -134,15 +144,11 @@ QuantizedOperand quantize_operand(const at::Tensor& x, const OperandSpec& spec) 
               "spec: expected at least one layout, got neither rows nor transposed; set one");
   if (spec.rows) check_layout(*spec.rows, "rows");
   if (spec.transposed) check_layout(*spec.transposed, "transposed");
-  if (spec.amax.defined()) {
-    TORCH_CHECK(spec.amax.numel() == 1 && spec.amax.scalar_type() == at::kFloat &&
-                    spec.amax.device() == x.device(),
-                "spec.amax: expected one float32 number on ", x.device(), ", got ",
-                spec.amax.scalar_type(), " ", spec.amax.sizes(), " on ", spec.amax.device(),
-                "; leave it undefined where x's amax is not known");
-  }
-
   const std::int64_t m = x.size(0), k = x.size(1);
+  check_amax("tensor", spec.amax.tensor, 1, x);
+  check_amax("rows", spec.amax.rows, m, x);
+  check_amax("columns", spec.amax.columns, k, x);
+
   const c10::Device device = x.device();
   QuantizedOperand out;
   at::Tensor scratch;

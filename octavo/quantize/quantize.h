@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "octavo/formats/scaling.h"
+#include "octavo/quantize/amaxes.h"
 #include "octavo/quantize/granularity.h"
 #include "octavo/quantize/scaled_tensor.h"
 
@@ -32,9 +33,11 @@ struct OperandSpec {
   std::optional<LayoutSpec> rows = {};
   std::optional<LayoutSpec> transposed = {};
   Together together = Together::kNone;
-  /// The largest magnitude of the operand where it is known, one fp32 number on its device:
-  /// whole-tensor scales then take no read to find it. Nobody checks its value.
-  at::Tensor amax = {};
+  /// The operand's largest magnitudes where they are known, or those of a larger matrix of which it
+  /// is a part: whole-tensor, whole-row and whole-column scales follow from them without a read to
+  /// find them, if all that the layouts ask for are there. Nobody checks the values: larger
+  /// elements saturate, and a NaN or Inf wants an amax that is one.
+  Amaxes amax = {};
 };
 
 /// Quantises the operand `x` into the wanted layouts.
@@ -44,10 +47,10 @@ struct OperandSpec {
 ///
 /// x: 2-D, fp32, bf16 or fp16, any strides (views, transposes, stride 0). x is read once for block
 /// and MX scales, twice (amax, then cast) for whole-row, whole-column and whole-tensor scales; once
-/// where all are whole-tensor scales and spec.amax is given.
-/// Numerics: docs/numerics.md. Empty x: empty data; scales of amax 0.
+/// where spec.amax has what these follow from.
+/// Numerics: docs/numerics.md. Empty x: empty data; scales of spec.amax, or of amax 0.
 /// A NaN or Inf makes its own block non-finite and changes no other block.
-/// Errors: x not 2-D, other dtype, MX with a FNUZ format, an operand spec without layouts, an amax
+/// Errors: x not 2-D, other dtype, MX with a FNUZ format, an operand spec without layouts, amaxes
 /// of another size, dtype or device.
 QuantizedOperand quantize_operand(const at::Tensor& x, const OperandSpec& spec);
 

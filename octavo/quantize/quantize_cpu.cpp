@@ -1,5 +1,7 @@
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -111,24 +113,45 @@ void cast_tiles(const ConstMatrix& x, const LayoutTarget* rows, const LayoutTarg
                    });
 }
 
-// `rows` and `transposed` (null: not wanted) as the layouts of x itself. known_amax: x's, or null.
+// What `given` knows of the wanted amaxes, or nullopt unless it knows them all.
+std::optional<Amax> known_amax(const Amaxes& given, bool whole, const AmaxSpec& lines) {
+  const auto missing = [](bool wanted, const at::Tensor& amax) {
+    return wanted && !amax.defined();
+  };
+  if (missing(whole, given.tensor) || missing(lines.rows, given.rows) ||
+      missing(lines.columns, given.columns)) {
+    return std::nullopt;
+  }
+  const auto numbers = [](bool wanted, const at::Tensor& amax) -> std::vector<float> {
+    if (!wanted) return {};
+    const float* const first = amax.const_data_ptr<float>();
+    return {first, first + amax.numel()};
+  };
+  return Amax{.whole = whole ? *given.tensor.const_data_ptr<float>() : 0.0f,
+              .rows = numbers(lines.rows, given.rows),
+              .columns = numbers(lines.columns, given.columns)};
+}
+
+// `rows` and `transposed` (null: not wanted) as the layouts of x itself; `given` of x as it is
+// here.
 void quantize(const ConstMatrix& x, LayoutTarget* rows, LayoutTarget* transposed,
-              const float* known_amax) {
+              const Amaxes& given) {
   const auto is = [&](Blocks blocks) {
     return (rows != nullptr && rows->blocks == blocks) ||
            (transposed != nullptr && transposed->blocks == blocks);
   };
   const bool by_rows =
       transposed == nullptr && x.column_stride == 1 && (is(Blocks::kWhole) || is(Blocks::kRow));
-  // A row's amax is found while the row is in cache for its cast.
-  const bool amax_in_cast = by_rows && is(Blocks::kRow);
   const bool empty = x.rows == 0 || x.columns == 0;
   std::vector<float> row_inv_scales, transposed_inv_scales;
-  if ((is(Blocks::kWhole) || is(Blocks::kRow) || is(Blocks::kColumn)) && (empty || !amax_in_cast)) {
-    const AmaxSpec lines{.rows = is(Blocks::kRow), .columns = is(Blocks::kColumn)};
-    const bool known = known_amax != nullptr && !lines.rows && !lines.columns;
-    const Amax amax =
-        known ? Amax{.whole = *known_amax, .rows = {}, .columns = {}} : amax_pass(x, lines);
+  const AmaxSpec lines{.rows = is(Blocks::kRow), .columns = is(Blocks::kColumn)};
+  const bool spans = is(Blocks::kWhole) || lines.rows || lines.columns;
+  const std::optional<Amax> known =
+      spans ? known_amax(given, is(Blocks::kWhole), lines) : std::nullopt;
+  // A row's amax is found while the row is in cache for its cast.
+  const bool amax_in_cast = by_rows && lines.rows && !known && !empty;
+  if (spans && !amax_in_cast) {
+    const Amax amax = known ? *known : amax_pass(x, lines);
     if (rows != nullptr && spans_x(rows->blocks)) {
       row_inv_scales = inv_scales_of(*rows, amax);
       rows->inv_scale = row_inv_scales.data();
@@ -160,12 +183,29 @@ void quantize_cpu(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand
   if (spec.transposed) transposed = target_of(*spec.transposed, out.transposed, turned);
   LayoutTarget* const wanted_rows = spec.rows ? &rows : nullptr;
   LayoutTarget* const wanted_transposed = spec.transposed ? &transposed : nullptr;
-  const float* const known_amax = spec.amax.defined() ? spec.amax.const_data_ptr<float>() : nullptr;
+  Amaxes given = spec.amax;
   if (exchanged) {
-    quantize(transpose_of(matrix), wanted_transposed, wanted_rows, known_amax);
+    std::swap(given.rows, given.columns);
+    quantize(transpose_of(matrix), wanted_transposed, wanted_rows, given);
   } else {
-    quantize(matrix, wanted_rows, wanted_transposed, known_amax);
+    quantize(matrix, wanted_rows, wanted_transposed, given);
   }
+}
+
+void find_amaxes_cpu(const at::Tensor& x, Amaxes& out) {
+  ConstMatrix matrix = matrix_of(x);
+  if (matrix.column_stride != 1 && matrix.row_stride == 1) {
+    matrix = transpose_of(matrix);
+    std::swap(out.rows, out.columns);
+  }
+  const Amax amax =
+      amax_pass(matrix, {.rows = out.rows.defined(), .columns = out.columns.defined()});
+  const auto write = [](const at::Tensor& to, const float* from) {
+    if (to.defined()) std::copy_n(from, to.numel(), to.mutable_data_ptr<float>());
+  };
+  write(out.tensor, &amax.whole);
+  write(out.rows, amax.rows.data());
+  write(out.columns, amax.columns.data());
 }
 
 }  // namespace octavo

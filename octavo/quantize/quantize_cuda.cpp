@@ -108,7 +108,12 @@ void quantize_spans(const GpuOperand& operand, const Wanted& rows, const Wanted&
     return operand.scratch.defined() ? operand.scratch
                                      : empty_on(operand.device, {count}, at::kFloat);
   };
-  if (rows_alone(operand, rows, transposed)) {
+  const AmaxesWanted wanted = amaxes_of(rows, transposed);
+  const Amaxes& given = operand.amax;
+  const bool known = (!wanted.tensor || given.tensor.defined()) &&
+                     (!wanted.rows || given.rows.defined()) &&
+                     (!wanted.columns || given.columns.defined());
+  if (!known && rows_alone(operand, rows, transposed)) {
     gpu::Matrix all = x;
     all.rows *= groups.count;
     return gpu::quantize_row({.x = all,
@@ -119,16 +124,14 @@ void quantize_spans(const GpuOperand& operand, const Wanted& rows, const Wanted&
                               .from = operand.from},
                              stream);
   }
-  const Amaxes* const known = operand.known;
   if (auto resident = resident_args(operand, rows, transposed); resident && !known) {
     const at::Tensor partial = floats(gpu::resident_partials(x));
     resident->partial = partial.mutable_data_ptr<float>();
     return gpu::quantize_resident(*resident, stream);
   }
-  gpu::WrittenAmax amaxes = written_amax(known);  // of all matrices
+  gpu::WrittenAmax amaxes = written_amax(&given);  // of all matrices
   at::Tensor buffer;
   if (!known) {
-    const AmaxesWanted wanted = amaxes_of(rows, transposed);
     const AmaxPlaces places = amax_places(wanted, groups.count, x.rows, x.columns);
     buffer = floats(places.count);
     float* const first = buffer.mutable_data_ptr<float>();
@@ -210,6 +213,7 @@ void quantize_mx_blocks(const GpuOperand& operand, const Wanted& rows, const Wan
 void quantize_gpu_operand(GpuOperand operand, const OperandSpec& spec, QuantizedOperand& out) {
   if (operand.groups.count == 0) return;
   const c10::cuda::CUDAGuard guard(operand.device);
+  if (operand.groups.count == 1) operand.amax = spec.amax;
   Wanted rows, transposed;
   if (spec.rows) rows = {&*spec.rows, &out.rows};
   if (spec.transposed) transposed = {&*spec.transposed, &out.transposed};
@@ -218,21 +222,12 @@ void quantize_gpu_operand(GpuOperand operand, const OperandSpec& spec, Quantized
     std::swap(operand.x.rows, operand.x.columns);
     std::swap(operand.x.row_stride, operand.x.column_stride);
     std::swap(rows, transposed);
+    std::swap(operand.amax.rows, operand.amax.columns);
   }
-  // spec.amax is all that whole-tensor scales need.
-  const Amaxes whole{.tensor = spec.amax, .rows = {}, .columns = {}};
-  const auto spans_operand = [&](const Wanted& by_rows, const Wanted& by_columns) {
-    GpuOperand spans = operand;
-    const AmaxesWanted wanted = amaxes_of(by_rows, by_columns);
-    const bool known = spec.amax.defined() && operand.groups.count == 1 && !operand.known &&
-                       wanted.tensor && !wanted.rows && !wanted.columns;
-    if (known) spans.known = &whole;
-    return spans;
-  };
   const auto write = [&](const Wanted& by_rows, const Wanted& by_columns) {
     switch (family_of(by_rows ? by_rows : by_columns)) {
       case Family::kCast:
-        return quantize_spans(spans_operand(by_rows, by_columns), by_rows, by_columns);
+        return quantize_spans(operand, by_rows, by_columns);
       case Family::kBlock:
         return quantize_blocks(operand, by_rows, by_columns);
       case Family::kMx:
@@ -272,9 +267,27 @@ gpu::Matrix gpu_matrix_of(const at::Tensor& x) {
 }
 
 void quantize_cuda(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out,
-                   const at::Tensor& scratch, const Amaxes* known) {
-  quantize_gpu_operand(
-      {.x = gpu_matrix_of(x), .device = x.device(), .scratch = scratch, .known = known}, spec, out);
+                   const at::Tensor& scratch) {
+  quantize_gpu_operand({.x = gpu_matrix_of(x), .device = x.device(), .scratch = scratch}, spec,
+                       out);
+}
+
+void find_amaxes_cuda(const at::Tensor& x, const at::Tensor& all, Amaxes& out) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const gpu::Stream stream = c10::cuda::getCurrentCUDAStream(x.device().index()).stream();
+  gpu::Matrix matrix = gpu_matrix_of(x);
+  // A transposed view is its base with rows and columns exchanged.
+  if (matrix.column_stride != 1 && matrix.row_stride == 1) {
+    std::swap(matrix.rows, matrix.columns);
+    std::swap(matrix.row_stride, matrix.column_stride);
+    std::swap(out.rows, out.columns);
+  }
+  const gpu::WrittenAmax places = written_amax(&out);
+  gpu::zero_amax(all.mutable_data_ptr<float>(), all.numel(), stream);
+  if (x.numel() > 0) ++kernels::counters().amax;
+  gpu::amax({.x = matrix, .tensor = places.tensor, .row = places.row, .column = places.column},
+            stream);
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 std::int64_t quantize_scratch(const at::Tensor& x) {

@@ -13,11 +13,17 @@ namespace octavo {
 
 void quantize_cpu(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out);
 
+/// Fills those amaxes of x that are defined, in one read of it.
+void find_amaxes_cpu(const at::Tensor& x, Amaxes& out);
+
+/// The same on the current stream of x's device; they are parts of `all`, which holds nothing else.
+void find_amaxes_cuda(const at::Tensor& x, const at::Tensor& all, Amaxes& out);
+
 /// On the current stream of x's device, without a host synchronisation. colwise and 128x1, which no
-/// recipe asks for, go element by element. scratch: quantize_scratch(x) floats, or undefined: then
-/// what is needed is allocated. known: amaxes_for(x, spec), found, or null.
+/// recipe asks for, go element by element, but for colwise rows alone. scratch: quantize_scratch(x)
+/// floats, or undefined: then what is needed is allocated.
 void quantize_cuda(const at::Tensor& x, const OperandSpec& spec, QuantizedOperand& out,
-                   const at::Tensor& scratch, const Amaxes* known = nullptr);
+                   const at::Tensor& scratch);
 
 /// Floats that serve quantize_cuda() whatever layouts are asked for.
 std::int64_t quantize_scratch(const at::Tensor& x);

@@ -24,13 +24,9 @@ std::optional<GroupedOperand> quantize_grouped_produced(const ProducedSwiglu&, c
 
 std::optional<Amaxes> amaxes_for(const at::Tensor&, const OperandSpec&) { return std::nullopt; }
 
-QuantizedOperand quantize_with_amaxes(const at::Tensor& x, const OperandSpec& spec, const Amaxes&) {
-  return quantize_operand(x, spec);
-}
-
 bool can_quantize_rms_norm(const ProducedRmsNorm&, const OperandSpec&) { return false; }
 
-QuantizedOperand quantize_rms_norm(const ProducedRmsNorm&, const OperandSpec&, const Amaxes*) {
+QuantizedOperand quantize_rms_norm(const ProducedRmsNorm&, const OperandSpec&) {
   TORCH_CHECK(false, "quantize_rms_norm: this build has no GPU kernels");
 }
 

@@ -46,23 +46,12 @@ std::optional<GroupedOperand> quantize_grouped_produced(const ProducedSwiglu& x,
                                                         const OperandSpec& spec,
                                                         at::Tensor* written = nullptr);
 
-/// Largest magnitudes of a matrix (M, K), fp32, which the kernel that writes it adds to what they
-/// hold; undefined: no scale follows from them.
-struct Amaxes {
-  at::Tensor tensor;   ///< (1)
-  at::Tensor rows;     ///< (M)
-  at::Tensor columns;  ///< (K)
-};
-
 /// Zeros for the amaxes that quantize_operand(x, spec) would read x (M, K), whose values may be yet
-/// to come, for: of whole-tensor scales, and of whole-row and whole-column ones. nullopt where one
-/// read finds and uses them (rows alone, an operand in a GPU's registers, block and MX scales),
-/// where x is empty or strided along K, and on the CPU.
+/// to come, for: of whole-tensor scales, and of whole-row and whole-column ones. The kernel that
+/// writes x adds to them, and they become spec.amax. nullopt where one read finds and uses them
+/// (rows alone, an operand in a GPU's registers, block and MX scales), where x is empty or strided
+/// along K, and on the CPU.
 std::optional<Amaxes> amaxes_for(const at::Tensor& x, const OperandSpec& spec);
-
-/// quantize_operand(x, spec), a pass less: `amaxes` are amaxes_for(x, spec) with x's values in.
-QuantizedOperand quantize_with_amaxes(const at::Tensor& x, const OperandSpec& spec,
-                                      const Amaxes& amaxes);
 
 /// y = h * rstd * w (M, D) of RMSNorm: h (M, D), contiguous, rstd (M) fp32 and w (D), fp32, bf16 or
 /// fp16. It is little work to do twice.
@@ -74,9 +63,8 @@ struct ProducedRmsNorm {
 /// quantised in one launch once they are written, because they fit a GPU's registers.
 bool can_quantize_rms_norm(const ProducedRmsNorm& y, const OperandSpec& spec);
 
-/// quantize_operand(y, spec) of a y that nobody has written. amaxes: amaxes_for(h, spec), found, or
-/// null where there are none.
-QuantizedOperand quantize_rms_norm(const ProducedRmsNorm& y, const OperandSpec& spec,
-                                   const Amaxes* amaxes);
+/// quantize_operand(y, spec) of a y that nobody has written. spec.amax: amaxes_for(h, spec), found,
+/// where there are any.
+QuantizedOperand quantize_rms_norm(const ProducedRmsNorm& y, const OperandSpec& spec);
 
 }  // namespace octavo

@@ -268,13 +268,6 @@ std::optional<Amaxes> amaxes_for(const at::Tensor& x, const OperandSpec& spec) {
                 .columns = piece(wanted->columns, places.column, matrix.columns)};
 }
 
-QuantizedOperand quantize_with_amaxes(const at::Tensor& x, const OperandSpec& spec,
-                                      const Amaxes& amaxes) {
-  QuantizedOperand out = empty_operand(x.size(0), x.size(1), spec, x.device());
-  quantize_cuda(x, spec, out, {}, &amaxes);
-  return out;
-}
-
 bool can_quantize_rms_norm(const ProducedRmsNorm& y, const OperandSpec& spec) {
   if (!y.h.is_cuda() || y.h.scalar_type() != at::kBFloat16 || y.h.numel() == 0 ||
       !y.h.is_contiguous() || !y.w.is_contiguous() || !(spec.rows || spec.transposed) ||
@@ -296,10 +289,8 @@ bool can_quantize_rms_norm(const ProducedRmsNorm& y, const OperandSpec& spec) {
   return gpu::fits_producer(operand.from, operand.x, any.format, /*by_offsets=*/false);
 }
 
-QuantizedOperand quantize_rms_norm(const ProducedRmsNorm& y, const OperandSpec& spec,
-                                   const Amaxes* amaxes) {
-  GpuOperand operand = produced_operand(y);
-  operand.known = amaxes;
+QuantizedOperand quantize_rms_norm(const ProducedRmsNorm& y, const OperandSpec& spec) {
+  const GpuOperand operand = produced_operand(y);
   QuantizedOperand out = empty_operand(y.h.size(0), y.h.size(1), spec, y.h.device());
   quantize_gpu_operand(operand, spec, out);
   return out;

@@ -169,16 +169,53 @@ TEST(GpuCast, EveryMidpointInFp32) {
   }
 }
 
-TEST(GpuCast, EmptyOperandsHaveTheScalesOfZero) {
+TEST(GpuCast, EmptyOperandsHaveTheScalesOfTheirAmaxes) {
   OCTAVO_REQUIRE_GPU();
   DeviceBuffer amax(4 * 5), scale(4 * 5), data(16);
-  amax.zero();
+  const std::vector<float> amaxes{0.0f, 1.0f, 448.0f, INFINITY, NAN};
+  amax.upload(amaxes.data());
   cast({.x = {nullptr, DType::kBF16, 5, 0, 0, 1},
         .rows = {data.get<std::uint8_t>(), amax.get<float>(), CastScales::kLines,
                  scale.get<float>()}},
        nullptr);
-  const float expected = scale_of(inv_scale_of(0.0f, Format::kE4M3FN, ScaleRounding::kNone));
-  expect_same(scale.download<float>(), std::vector<float>(5, expected), "scale");
+  std::vector<float> expected;
+  for (float a : amaxes) {
+    expected.push_back(scale_of(inv_scale_of(a, Format::kE4M3FN, ScaleRounding::kNone)));
+  }
+  expect_same(scale.download<float>(), expected, "scale");
+}
+
+// Rows by themselves with a scale a column: a path of its own where vectors go.
+TEST(GpuCast, RowsAloneScaledByColumns) {
+  OCTAVO_REQUIRE_GPU();
+  for_all_operands([&](DType dtype, const Size& size, View view, Values values) {
+    const std::int64_t M = size.rows, K = size.columns;
+    const Operand x(dtype, M, K, view, values);
+    const std::vector<float> amax = column_amaxes(x);
+    DeviceBuffer a(4 * K), q(M * K), scale(4 * K);
+    a.upload(amax.data());
+    for (Format format : {Format::kE4M3FN, Format::kE5M2, Format::kE4M3FNUZ}) {
+      SCOPED_TRACE(describe(dtype, size, view, values) + " " + std::string(name(format)));
+      cast(
+          {.x = x.matrix(),
+           .rows = {q.get<std::uint8_t>(), a.get<float>(), CastScales::kAcross, scale.get<float>()},
+           .format = format,
+           .rounding = ScaleRounding::kPowerOfTwo},
+          nullptr);
+      std::vector<std::uint8_t> bytes(M * K);
+      std::vector<float> scales;
+      for (std::int64_t k = 0; k < K; ++k) {
+        const float inv_scale = inv_scale_of(amax[k], format, ScaleRounding::kPowerOfTwo);
+        scales.push_back(scale_of(inv_scale));
+        for (std::int64_t m = 0; m < M; ++m) {
+          bytes[m * K + k] = quantize_element(x.at(m, k), inv_scale, format);
+        }
+      }
+      expect_same(q.download<std::uint8_t>(), bytes, K, "bytes");
+      expect_same(scale.download<float>(), scales, "scales");
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  });
 }
 
 // Scales that run along the other axis of a layout, beside each kind of the other layout.

@@ -102,7 +102,9 @@ def test_transposed_tiles_are_permuted_in_registers_and_stored_16_bytes_wide(qua
     architecture, sources = quantisers
     for stem, kernels in sources.items():
         for name, text, _ in native(architecture, kernels):
-            if stem != "quantize_row":
+            if "LayoutsE2E" in name:  # Layouts::kRowsAcross
+                assert len(re.findall("global_store_dwordx2", text)) >= 16, name
+            elif stem != "quantize_row":
                 assert len(re.findall("v_perm_b32", text)) >= 64, name
                 assert len(re.findall("global_store_dwordx4", text)) >= 8, name
                 assert len(re.findall("global_load_dwordx4", text)) >= 16, name
@@ -110,6 +112,16 @@ def test_transposed_tiles_are_permuted_in_registers_and_stored_16_bytes_wide(qua
                 assert re.search("global_store_dwordx4", text), name
             assert "global_store_byte" not in text or stem == "quantize_mx", name  # codes
             assert "scratch_store" not in text, name  # the tile stays in registers
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_bytes_are_transposed_in_registers(architecture, tmp_path):
+    kernels = functions(compile_hip(KERNELS / "transpose.cu", architecture, tmp_path / "transpose.s"))
+    (text,) = (text for name, text in kernels.items() if "squares" in name)
+    assert len(re.findall("v_perm_b32", text)) >= 128
+    assert len(re.findall("global_load_dwordx4", text)) >= 16
+    assert len(re.findall("global_store_dwordx4", text)) >= 16
+    assert "global_store_byte" not in text and "scratch_store" not in text
 
 
 ATOMIC = r"""

@@ -225,9 +225,13 @@ TEST(Quantize, PassesOverX) {
   }
   EXPECT_EQ(passes(x.narrow(0, 0, 0), {.rows = tensorwise}), counts(0, 0));
   const at::Tensor amax = x.abs().max();  // known: no pass for it, where no line's is wanted
-  EXPECT_EQ(passes(x, {.transposed = tensorwise, .amax = amax}), counts(0, 1));
-  EXPECT_EQ(passes(x, {.rows = tensorwise, .transposed = tensorwise, .amax = amax}), counts(0, 1));
-  EXPECT_EQ(passes(x, {.rows = rowwise, .transposed = tensorwise, .amax = amax}), counts(1, 1));
+  EXPECT_EQ(passes(x, {.transposed = tensorwise, .amax = {.tensor = amax}}), counts(0, 1));
+  const OperandSpec whole{.rows = tensorwise, .transposed = tensorwise, .amax = {.tensor = amax}};
+  EXPECT_EQ(passes(x, whole), counts(0, 1));
+  OperandSpec mixed{.rows = rowwise, .transposed = tensorwise, .amax = {.tensor = amax}};
+  EXPECT_EQ(passes(x, mixed), counts(1, 1));
+  mixed.amax.rows = x.abs().amax(1);
+  EXPECT_EQ(passes(x, mixed), counts(0, 1));
 }
 
 TEST(Quantize, AKnownAmaxChangesNoBit) {
@@ -239,13 +243,53 @@ TEST(Quantize, AKnownAmaxChangesNoBit) {
         spec.rows = spec.transposed =
             LayoutSpec{.granularity = Granularity::tensorwise(), .scale_rounding = rounding};
         const QuantizedOperand want = quantize_operand(view, spec);
-        spec.amax = view.abs().max().to(at::kFloat);
+        spec.amax.tensor = view.abs().max().to(at::kFloat);
         const QuantizedOperand got = quantize_operand(view, spec);
         for (const auto& [a, b] :
              {std::pair{got.rows, want.rows}, std::pair{got.transposed, want.transposed}}) {
           EXPECT_TRUE(at::equal(a.data.view(at::kByte), b.data.view(at::kByte)));
           EXPECT_TRUE(at::equal(a.scale, b.scale));
         }
+      }
+    }
+  }
+}
+
+TEST(Quantize, FoundAmaxesAreThoseOfOnePass) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor x = operand(65, 130, dtype);
+    for (const at::Tensor& view : {x, x.t(), x.narrow(1, 3, 100), x.narrow(0, 0, 0)}) {
+      const auto tensorwise = Granularity::tensorwise(), rowwise = Granularity::rowwise(),
+                 colwise = Granularity::colwise();
+      const std::uint64_t before = kernels::counters().amax;
+      const at::Tensor all = find_amaxes(view, {colwise, tensorwise, rowwise});
+      EXPECT_EQ(kernels::counters().amax - before, view.numel() > 0 ? 1u : 0u);
+      const at::Tensor x32 = view.abs().to(at::kFloat);
+      const std::int64_t m = view.size(0), k = view.size(1);
+      ASSERT_EQ(all.sizes(), at::IntArrayRef({k + 1 + m}));
+      if (view.numel() == 0) {
+        EXPECT_TRUE(at::equal(all, at::zeros({k + 1})));
+        continue;
+      }
+      EXPECT_TRUE(at::equal(all.narrow(0, 0, k), x32.amax(0)));
+      EXPECT_TRUE(at::equal(all.narrow(0, k, 1), x32.max().view({1})));
+      EXPECT_TRUE(at::equal(all.narrow(0, k + 1, m), x32.amax(1)));
+      // Every layout that follows from them.
+      for (const Granularity& g : {tensorwise, rowwise, colwise}) {
+        OperandSpec spec{.rows = LayoutSpec{.granularity = g},
+                         .transposed = LayoutSpec{.granularity = g}};
+        const QuantizedOperand want = quantize_operand(view, spec);
+        spec.amax = {.tensor = all.narrow(0, k, 1),
+                     .rows = all.narrow(0, k + 1, m),
+                     .columns = all.narrow(0, 0, k)};
+        const QuantizedOperand got = quantize_operand(view, spec);
+        for (const auto& [a, b] :
+             {std::pair{got.rows, want.rows}, std::pair{got.transposed, want.transposed}}) {
+          EXPECT_TRUE(at::equal(a.data.view(at::kByte), b.data.view(at::kByte)));
+          EXPECT_TRUE(at::equal(a.scale, b.scale));
+        }
+        EXPECT_EQ(passes(view, {.rows = spec.rows, .amax = spec.amax}).first, 0u);
+        EXPECT_EQ(passes(view, {.transposed = spec.rows, .amax = spec.amax}).first, 0u);
       }
     }
   }
@@ -272,9 +316,9 @@ TEST(Quantize, Errors) {
          {"spec: expected at least one layout"});
   for (const at::Tensor& amax : {at::zeros({2}), at::zeros({}, at::kDouble)}) {
     expect(error_of([&] {
-             quantize_operand(at::zeros({2, 3}), {.rows = LayoutSpec{}, .amax = amax});
+             quantize_operand(at::zeros({2, 3}), {.rows = LayoutSpec{}, .amax = {.tensor = amax}});
            }),
-           {"spec.amax: expected one float32 number on cpu", "leave it undefined"});
+           {"spec.amax.tensor: expected 1 float32 numbers", "on cpu", "leave it undefined"});
   }
   expect(error_of([&] {
            quantize_operand(at::zeros({2, 3}, at::TensorOptions().device(at::kMeta)), rowwise);

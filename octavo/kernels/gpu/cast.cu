@@ -32,7 +32,7 @@ OCTAVO_DEVICE float inv_scale_at(const Scales& f, std::int64_t group, std::int64
   return inv_scale;
 }
 
-template <DType T, class Encoder, Access A, class P>
+template <DType T, class Encoder, Access A, class P, Layouts L = Layouts::kAny>
 __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T, A>()))
     cast_kernel(const Params p) {
   if constexpr (!Encoder::exists()) return;
@@ -66,15 +66,22 @@ __global__ void OCTAVO_LAUNCH_BOUNDS(kTileThreads, (blocks_per_multiprocessor<T,
   scale_lines(p.rows, p.row, !p.rows.crossed);
   scale_lines(p.transposed, p.column, p.transposed.crossed);
   __syncthreads();
-  convert_and_store<A>(v, encoder, &row_inv_scales[at.row], &column_inv_scales[at.column], p.rows,
-                       p.transposed, p.x, tile, at);
+  if constexpr (L == Layouts::kRowsAcross) {
+    if (!is_present<A>(p.x, tile, at)) return;
+    convert_and_store_layouts<L, A>(v, encoder, &row_inv_scales[at.row],
+                                    &column_inv_scales[at.column], p.rows, p.transposed, p.x, tile,
+                                    at);
+  } else {
+    convert_and_store<A>(v, encoder, &row_inv_scales[at.row], &column_inv_scales[at.column], p.rows,
+                         p.transposed, p.x, tile, at);
+  }
 }
 
 // With K or M zero there is no tile, but the layout's lines still have scales.
-__global__ void scales_of_zero(float* scale, std::int64_t count, Format format,
-                               ScaleRounding rounding) {
+__global__ void scales_alone(const float* amax, float* scale, std::int64_t count, Format format,
+                             ScaleRounding rounding) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < count) scale[i] = scale_on_device(inv_scale_on_device(0.0f, format, rounding));
+  if (i < count) scale[i] = scale_on_device(inv_scale_on_device(amax[i], format, rounding));
 }
 
 // `own` and `across`: how many lines and columns of the layout a group has.
@@ -111,13 +118,13 @@ void cast(const CastArgs& args, Stream stream) {
   if (groups.count == 0) return;
   const unsigned tiles = tile_count(x, groups);
   if (tiles == 0) {
-    const auto fill = [&](float* scale, std::int64_t count) {
-      if (!scale || count == 0) return;
-      scales_of_zero<<<static_cast<unsigned>(ceil_div(count, 256)), 256, 0, native>>>(
-          scale, count, args.format, args.rounding);
+    const auto fill = [&](const CastLayout& layout, std::int64_t count) {
+      if (!layout.scale || count == 0) return;
+      scales_alone<<<static_cast<unsigned>(ceil_div(count, 256)), 256, 0, native>>>(
+          layout.amax, layout.scale, count, args.format, args.rounding);
     };
-    fill(args.rows.scale, groups.tiles ? x.rows : groups.count * p.row.group_stride);
-    fill(args.transposed.scale, groups.count * p.column.group_stride);
+    fill(args.rows, groups.tiles ? x.rows : groups.count * p.row.group_stride);
+    fill(args.transposed, groups.count * p.column.group_stride);
     return;
   }
   if (args.from) {
@@ -127,10 +134,18 @@ void cast(const CastArgs& args, Stream stream) {
     });
     return;
   }
-  const Access access = rows_cross || transposed_cross
-                            ? Access::kElement
-                            : access_of(x, args.rows.data, args.transposed.data, groups);
+  const Access fastest = access_of(x, args.rows.data, args.transposed.data, groups);
+  const bool rows_across = rows_cross && !args.transposed.data && fastest == Access::kVector;
+  const bool crossed = rows_cross || transposed_cross;
+  const Access access = crossed && !rows_across ? Access::kElement : fastest;
   dispatch(x, args.format, access, [&]<DType T, class Encoder, Access A>() {
+    if constexpr (A == Access::kVector) {
+      if (rows_across) {
+        cast_kernel<T, Encoder, A, FromMemory, Layouts::kRowsAcross>
+            <<<tiles, kTileThreads, 0, native>>>(p);
+        return;
+      }
+    }
     cast_kernel<T, Encoder, A, FromMemory><<<tiles, kTileThreads, 0, native>>>(p);
   });
 }

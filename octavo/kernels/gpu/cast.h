@@ -9,7 +9,8 @@ namespace octavo::gpu {
 enum class CastScales : std::uint8_t {
   kTensor,  ///< one for all of x; in a batch, one a matrix
   kLines,   ///< one a row of the layout: rows (M), transposed (K)
-  kAcross,  ///< one a column of the layout: rows (K), transposed (M); element by element
+  kAcross,  ///< one a column of the layout: rows (K), transposed (M); element by element, but for
+            ///< rows alone
 };
 
 /// One layout a cast writes.
@@ -27,7 +28,7 @@ struct CastLayout {
 ///   transposed.data[k, m] = quantize_element(x[m, k], inv_scale of column k, row m or the tensor)
 ///
 /// Bytes and scales equal octavo/formats bit for bit. Empty x writes no data; with M or K zero the
-/// scales of the lines there are (amax 0) are still written. Where both layouts are scaled along
+/// scales of the lines there are are still written. Where both layouts are scaled along
 /// the same axis of x, their amaxes must be equal.
 ///
 /// Groups (groups.h): a batch has amaxes and scales for each matrix, one after the other. With

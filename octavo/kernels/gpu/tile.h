@@ -1,5 +1,6 @@
 #pragma once
 
+#include "octavo/kernels/gpu/byte_transpose.h"
 #include "octavo/kernels/gpu/encoder.h"
 #include "octavo/kernels/gpu/groups.h"
 #include "octavo/kernels/gpu/launch.h"
@@ -182,7 +183,7 @@ struct Sink {
   std::uint8_t* data;  ///< null: this layout is not wanted
   std::int64_t row_bytes, group_bytes;
   /// Scaled along the other axis: the rows layout by columns, the transposed one by rows. Only
-  /// kElement instances can.
+  /// kElement instances can, and those of Layouts::kRowsAcross.
   bool crossed;
 };
 
@@ -245,19 +246,7 @@ OCTAVO_DEVICE void store_transposed(const Sink& out, const Source& x, const Tile
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     std::uint32_t column[4][4];  // [column][four rows]
-#pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      const std::uint32_t a0 = words[h][4 * b], a1 = words[h][4 * b + 1];
-      const std::uint32_t a2 = words[h][4 * b + 2], a3 = words[h][4 * b + 3];
-      const std::uint32_t low01 = byte_permute<0x5140>(a0, a1);
-      const std::uint32_t low23 = byte_permute<0x5140>(a2, a3);
-      const std::uint32_t high01 = byte_permute<0x7362>(a0, a1);
-      const std::uint32_t high23 = byte_permute<0x7362>(a2, a3);
-      column[0][b] = byte_permute<0x5410>(low01, low23);
-      column[1][b] = byte_permute<0x7632>(low01, low23);
-      column[2][b] = byte_permute<0x5410>(high01, high23);
-      column[3][b] = byte_permute<0x7632>(high01, high23);
-    }
+    transpose_words(words[h], column);
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       const int line = 4 * h + c;
@@ -277,16 +266,22 @@ OCTAVO_DEVICE void store_transposed(const Sink& out, const Source& x, const Tile
   }
 }
 
+/// What an instance writes, as far as it is compiled for it: whatever layouts there are, both, or
+/// rows alone, scaled by columns.
+enum class Layouts : std::uint8_t { kAny, kBoth, kRowsAcross };
+
 /// Quantises and stores the thread's 16 x 8, in one loop for both layouts, so that every element is
-/// widened once. Both: neither is missing.
-template <bool Both, Access A, DType T, class Encoder>
+/// widened once.
+template <Layouts L, Access A, DType T, class Encoder>
 OCTAVO_DEVICE void convert_and_store_layouts(const ThreadTile<T>& v, const Encoder& encoder,
                                              const float* row_inv_scale,
                                              const float* column_inv_scale, const Sink& rows_out,
                                              const Sink& transposed_out, const Source& x,
                                              const TilePlace& tile, const TileThread& at) {
-  constexpr bool kCanCross = A == Access::kElement;
-  const bool rows = Both || rows_out.data, transposed = Both || transposed_out.data;
+  constexpr bool kAcross = L == Layouts::kRowsAcross;
+  constexpr bool kCanCross = A == Access::kElement || kAcross;
+  const bool rows = L != Layouts::kAny || rows_out.data;
+  const bool transposed = L == Layouts::kBoth || (!kAcross && transposed_out.data);
   float c[kThreadColumns] = {};
   if (transposed || kCanCross) {
 #pragma unroll
@@ -300,13 +295,13 @@ OCTAVO_DEVICE void convert_and_store_layouts(const ThreadTile<T>& v, const Encod
 #pragma unroll
     for (int i = 0; i < kThreadColumns; ++i) e[i] = v.row[r][i];
     // Four bytes from element i on, by the row's factor or the columns'.
-    const float f = rows || kCanCross ? row_inv_scale[r] : 0.0f;
+    const float f = !kAcross && (rows || kCanCross) ? row_inv_scale[r] : 0.0f;
     const auto four = [&](int i, bool by_columns) {
       const auto scaled = [&](int j) { return e[j] * (by_columns ? c[j] : f); };
       return encoder(scaled(i), scaled(i + 1), scaled(i + 2), scaled(i + 3));
     };
     if (rows) {
-      const bool by_columns = kCanCross && rows_out.crossed;
+      const bool by_columns = kAcross || (kCanCross && rows_out.crossed);
       row_writer.store(r, {four(0, by_columns), four(4, by_columns)});
     }
     if (transposed) {
@@ -330,11 +325,11 @@ OCTAVO_DEVICE void convert_and_store(const ThreadTile<T>& v, const Encoder& enco
   if (!is_present<A>(x, tile, at)) return;
   if (A != Access::kElement && rows_out.data && transposed_out.data) {
     // Straight code: a branch in the loop keeps unlike rows from overlapping.
-    convert_and_store_layouts<true, A>(v, encoder, row_inv_scale, column_inv_scale, rows_out,
-                                       transposed_out, x, tile, at);
+    convert_and_store_layouts<Layouts::kBoth, A>(v, encoder, row_inv_scale, column_inv_scale,
+                                                 rows_out, transposed_out, x, tile, at);
   } else {
-    convert_and_store_layouts<false, A>(v, encoder, row_inv_scale, column_inv_scale, rows_out,
-                                        transposed_out, x, tile, at);
+    convert_and_store_layouts<Layouts::kAny, A>(v, encoder, row_inv_scale, column_inv_scale,
+                                                rows_out, transposed_out, x, tile, at);
   }
 }
 

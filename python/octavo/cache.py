@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from octavo._arguments import check_module
 from octavo._library import ops
 from octavo.linear import Float8Linear
 
@@ -24,6 +25,7 @@ class WeightCache:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        check_module("WeightCache", model, "model")
         self._linears = [m for m in model.modules() if isinstance(m, Float8Linear)]
         if not self._linears:
             raise ValueError(

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from octavo import recipes
-from octavo.linear import Float8Linear, why_not_convertible
+from octavo._arguments import check_callable, check_module
+from octavo.linear import Float8Linear, gathering_refuses, why_not_convertible
 from octavo.names import NameFilter, plain_name
 
 log = logging.getLogger("octavo")
@@ -94,8 +95,11 @@ def convert_to_float8_training(
 
     Errors, before anything is changed: ValueError for both recipe and config, for an entry that matches
     nothing unless allow_unmatched, for a linear with a forward of its own or a parametrised weight that
-    nothing leaves out, and where nothing would be converted.
+    nothing leaves out, for one whose weight float8_all_gather holds to another recipe, and where nothing
+    would be converted; TypeError for what is no module, no name or no function.
     """
+    check_module("convert_to_float8_training", module)
+    check_callable("convert_to_float8_training", "module_filter_fn", module_filter_fn, "(linear, name) -> bool")
     settings = settings_of(recipe, config, keep_weight_transposed)
     names = NameFilter("filter_fqns", filter_fqns)
     chosen: list[tuple[str, nn.Linear]] = []
@@ -109,7 +113,7 @@ def convert_to_float8_training(
                 names.match(fqn)
             continue
         entry = names.match(fqn)
-        refusal = why_not_convertible(child)
+        refusal = why_not_convertible(child) or gathering_refuses(child.weight, settings.recipe)
         if entry:
             left[fqn] = f"filter_fqns has '{entry}'"
         elif module_filter_fn is not None and not module_filter_fn(child, fqn):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from octavo import recipes
+from octavo._arguments import check_callable, check_module
 from octavo._library import ops
 from octavo.convert import ModuleFilter, expert_parameters
 from octavo.names import NameFilter, plain_name
@@ -172,8 +173,10 @@ def convert_moe_training(
 
     recipe: as grouped_linear()'s; fast accumulation in all products unless it says otherwise, as torchao.
     Errors: ValueError for tensorwise, for an entry that matches nothing unless allow_unmatched, and where
-    nothing would be converted.
+    nothing would be converted; TypeError for what is no module, no name or no function.
     """
+    check_module("convert_moe_training", module)
+    check_callable("convert_moe_training", "module_filter_fn", module_filter_fn, "(module, name) -> bool")
     text = experts_recipe(recipe)
     targets, names = NameFilter("target_fqns", target_fqns), NameFilter("filter_fqns", filter_fqns)
     chosen = []

@@ -9,16 +9,27 @@ from torch import Tensor, nn
 
 from octavo import recipes
 from octavo._library import ops
-from octavo.linear import Float8Linear
+from octavo.linear import Float8Linear, why_not_convertible
 
 _PLAIN = (nn.Parameter, torch.Tensor)
 _ONE_OPERATOR = hasattr(ops, "float8_swiglu_mlp")
+
+
+def _check_linears(block: str, linears: dict[str, Any]) -> None:
+    for name, linear in linears.items():
+        refusal = why_not_convertible(linear)
+        if refusal:
+            raise (ValueError if isinstance(linear, nn.Linear) else TypeError)(f"{block}: {name}: {refusal}")
 
 
 def _converted(linear: nn.Linear, recipe: Any) -> Float8Linear:
     if isinstance(linear, Float8Linear) and linear.recipe == recipes.canonical(recipe):
         return linear
     return Float8Linear.from_float(linear, recipe=recipe)
+
+
+def _sizes(linear: nn.Linear) -> str:
+    return f"({linear.out_features}, {linear.in_features})"
 
 
 class SwiGLUMLP(nn.Module):
@@ -33,13 +44,25 @@ class SwiGLUMLP(nn.Module):
         layer.mlp = octavo.SwiGLUMLP(layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
 
     Biases, weights that FSDP2 gathers in FP8, and weights that octavo.WeightCache holds take the three linears
-    one after the other. Errors: ValueError for a recipe that does not exist.
+    one after the other. Errors: ValueError for a recipe that does not exist and for weights whose sizes do not go
+    together; TypeError for what is no linear.
     """
 
     def __init__(
         self, gate_proj: nn.Linear, up_proj: nn.Linear, down_proj: nn.Linear, *, recipe: Any = recipes.DEFAULT
     ) -> None:
         super().__init__()
+        _check_linears("SwiGLUMLP", {"gate_proj": gate_proj, "up_proj": up_proj, "down_proj": down_proj})
+        if (up_proj.out_features, up_proj.in_features) != (gate_proj.out_features, gate_proj.in_features):
+            raise ValueError(
+                f"SwiGLUMLP: up_proj: expected a weight (F, D) as gate_proj's {_sizes(gate_proj)}, got "
+                f"{_sizes(up_proj)}; pass both projections of one network"
+            )
+        if down_proj.in_features != gate_proj.out_features:
+            raise ValueError(
+                f"SwiGLUMLP: down_proj: expected a weight (D', F) with F = {gate_proj.out_features}, what gate_proj "
+                f"gives, got {_sizes(down_proj)}; pass the projection that follows them"
+            )
         self.gate_proj = _converted(gate_proj, recipe)
         self.up_proj = _converted(up_proj, recipe)
         self.down_proj = _converted(down_proj, recipe)
@@ -73,12 +96,33 @@ class RMSNormLinear(nn.Module):
     keeps its own. x: (..., D); returns y (..., N), a tuple of them where there are several linears. The norm is
     computed in fp32 and rounded once, in one pass each way on GPUs; it keeps x and one number a row for
     backward, and the linears keep FP8: the normalised x is not kept.
+
+    Errors: ValueError without a linear, for one that does not take D features, and for a name that is taken;
+    TypeError for a norm without weight and for what is no linear.
     """
 
     def __init__(self, norm: nn.Module, *, recipe: Any = recipes.DEFAULT, **linears: nn.Linear) -> None:
         super().__init__()
         if not linears:
             raise ValueError("RMSNormLinear: expected at least one linear, got none; pass it by name, as q_proj=")
+        weight = getattr(norm, "weight", None)
+        if not isinstance(norm, nn.Module) or not isinstance(weight, Tensor) or weight.dim() != 1:
+            raise TypeError(
+                f"RMSNormLinear: norm: expected a module with a weight (D), got {type(norm).__name__}; pass a "
+                "torch.nn.RMSNorm with elementwise_affine=True, or Hugging Face's"
+            )
+        _check_linears("RMSNormLinear", linears)
+        for name, linear in linears.items():
+            if linear.in_features != len(weight):
+                raise ValueError(
+                    f"RMSNormLinear: {name}: expected a weight (N, {len(weight)}) for what the norm gives, got "
+                    f"{_sizes(linear)}; pass a linear of that input"
+                )
+            if hasattr(nn.Module, name) or name == "eps":
+                raise ValueError(
+                    f"RMSNormLinear: {name}: expected a name of the linear's own, got one the module has; pass it "
+                    f"as {name}_proj="
+                )
         eps = getattr(norm, "eps", None)
         eps = getattr(norm, "variance_epsilon", eps) if eps is None else eps
         self.norm = norm

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo import recipes
+from octavo._arguments import check_module
 from octavo._library import ops
 
 _PLAIN = (nn.Parameter, torch.Tensor)
@@ -54,8 +55,8 @@ class Float8Linear(nn.Linear):
     def _configure(self, recipe: Any, keep_weight_transposed: str) -> None:
         if keep_weight_transposed not in ("auto", "on", "off"):
             raise ValueError(
-                "keep_weight_transposed: expected auto, on or off, got "
-                f"{keep_weight_transposed!r}; auto decides by the number of tokens"
+                f"keep_weight_transposed: expected auto, on or off, got {keep_weight_transposed!r}; leave it out "
+                "(auto decides by the number of tokens), or write off to save memory"
             )
         self.recipe = recipes.canonical(recipe)
         self.keep_weight_transposed = keep_weight_transposed
@@ -77,7 +78,8 @@ class Float8Linear(nn.Linear):
 
         config: octavo.compat.torchao's (or torchao's) Float8LinearConfig; recipe: a name; both None:
         rowwise. Errors: ValueError for both at once, for a subclass with a forward of its own (its
-        meaning would be lost) and for parametrised weights.
+        meaning would be lost), for parametrised weights, and where float8_all_gather holds the weight to
+        another recipe.
         """
         from octavo.convert import settings_of  # it reads configurations, and imports this module
 
@@ -86,12 +88,18 @@ class Float8Linear(nn.Linear):
             raise ValueError(f"Float8Linear.from_float: {refusal}")
         settings = settings_of(recipe, config, keep_weight_transposed)
         settings.check_device(mod.weight.device)
+        refusal = gathering_refuses(mod.weight, settings.recipe)
+        if refusal:
+            raise ValueError(f"Float8Linear.from_float: {refusal}")
         # A shallow copy of what a module is, with dictionaries of its own.
         new = cls.__new__(cls)
         new.__dict__.update(
             {k: v.copy() if isinstance(v, dict) else v for k, v in mod.__dict__.items()}
         )
         new._configure(settings.recipe, settings.keep_weight_transposed)
+        shard = sharded_weight(new.weight)
+        if shard is not None:
+            shard.set_recipe(new.recipe)
         if settings.fsdp_all_gather:
             from octavo.distributed import float8_all_gather
 
@@ -118,6 +126,8 @@ class Float8Linear(nn.Linear):
 def why_not_convertible(mod: nn.Module) -> str:
     """What keeps a torch.nn.Linear from becoming a Float8Linear; an empty string where nothing does."""
     name = type(mod).__name__
+    if isinstance(mod, type):
+        return f"expected a torch.nn.Linear, got the class {mod.__name__}; pass an instance of it: {mod.__name__}(...)"
     if not isinstance(mod, nn.Linear):
         return f"expected a torch.nn.Linear, got {name}; pass the linear itself"
     if torch.nn.utils.parametrize.is_parametrized(mod):
@@ -135,14 +145,31 @@ def why_not_convertible(mod: nn.Module) -> str:
     return ""
 
 
+def sharded_weight(weight: Tensor) -> Any:
+    """The ShardedWeight that `weight` is, or a DTensor of one; None where FSDP2 gathers no FP8."""
+    local = getattr(weight, "_local_tensor", weight)
+    if type(local) in _PLAIN:
+        return None
+    from octavo.distributed.sharded import ShardedWeight
+
+    return local if isinstance(local, ShardedWeight) else None
+
+
+def gathering_refuses(weight: Tensor, recipe: str) -> str:
+    """What keeps a weight that FSDP2 gathers in FP8 from another recipe; an empty string where nothing does."""
+    shard = sharded_weight(weight)
+    return "" if shard is None else shard.refuses(recipe)
+
+
 @contextlib.contextmanager
 def high_precision(model: nn.Module) -> Iterator[nn.Module]:
     """Runs a converted model without FP8 while the scope lasts: linears are torch.nn.functional.linear,
     experts their module's own products. Nothing is reallocated, parameters stay the tensors they are.
     Before and after torch.compile: a compiled model gets a second graph, once. Scopes nest.
 
-    Errors: ValueError where the model holds nothing converted.
+    Errors: ValueError where the model holds nothing converted; TypeError for what is no module.
     """
+    check_module("high_precision", model, "model")
     converted = [m for m in model.modules() if hasattr(type(m), "high_precision")]
     if not converted:
         raise ValueError(

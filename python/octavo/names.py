@@ -48,8 +48,18 @@ class NameFilter:
     def __init__(self, argument: str, entries: Iterable[str]) -> None:
         if isinstance(entries, str):
             raise TypeError(f"{argument}: expected a list of names, got the string {entries!r}; write [{entries!r}]")
+        if not isinstance(entries, Iterable):
+            raise TypeError(
+                f"{argument}: expected a list of names, got {type(entries).__name__}; leave it out for no names"
+            )
         self.argument = argument
         self.entries: Sequence[str] = list(entries)
+        for entry in self.entries:
+            if not isinstance(entry, str):
+                raise TypeError(
+                    f"{argument}: expected names, got {entry!r} of type {type(entry).__name__}; write the layer's "
+                    "name, or a part of it, as a string"
+                )
         if "" in self.entries:
             raise ValueError(f"{argument}: an empty entry would match every layer; remove it")
         self._matched: set[str] = set()

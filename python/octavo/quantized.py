@@ -31,6 +31,7 @@ def quantize(
     layout: str = "rows",
     scale_rounding: str = "none",
     mx_rounding: str = "rceil",
+    amax: Tensor | None = None,
 ) -> ScaledTensor:
     """One layout of a matrix x (M, K), fp32, bf16 or fp16, in one pass over x.
 
@@ -38,10 +39,13 @@ def quantize(
     128x128, mx1x32. layout: rows, or transposed, (K, M), quantised along M. scale_rounding: none, or
     power_of_two (down). mx_rounding: rceil, floor, ceil, even. Casts saturate; a NaN or Inf makes its own
     block NaN and no other. Not differentiable: asking for a gradient is an error.
+    amax: fp32, one number a scale (tensorwise, rowwise, colwise): scales follow from it instead of from x.
+    For a matrix of which x is a part: the maximum of what torch.ops.octavo.amax(part, [granularity]) gives
+    for each part. Larger elements saturate, and nobody looks for NaN in x that amax has not.
     Errors: RuntimeError naming the argument, the known words and the nearest.
     """
     data, scale = ops.quantize(
-        x, format, granularity, layout=layout, scale_rounding=scale_rounding, mx_rounding=mx_rounding
+        x, format, granularity, layout=layout, scale_rounding=scale_rounding, mx_rounding=mx_rounding, amax=amax
     )
     return ScaledTensor(data, scale, granularity)
 

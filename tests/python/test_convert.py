@@ -3,6 +3,8 @@
 import copy
 
 import octavo
+import octavo.compat.torchao
+import octavo.distributed
 import pytest
 import torch
 from octavo import recipes
@@ -178,6 +180,41 @@ def test_errors_come_before_any_change():
         octavo.convert_to_float8_training(attention)
 
 
+def test_what_is_no_model_name_or_function_is_an_error_that_says_so():
+    """Not the first AttributeError on the way."""
+    for function, name in [
+        (octavo.convert_to_float8_training, "convert_to_float8_training: module"),
+        (octavo.compat.torchao.convert_to_float8_training, "convert_to_float8_training: module"),
+        (octavo.convert_moe_training, "convert_moe_training: module"),
+        (octavo.distributed.float8_all_gather, "float8_all_gather: module"),
+        (octavo.distributed.precompute_float8_scales, "precompute_float8_scales: module"),
+        (octavo.WeightCache, "WeightCache: model"),
+        (lambda model: octavo.high_precision(model).__enter__(), "high_precision: model"),
+    ]:
+        with pytest.raises(TypeError, match=f"{name}: expected a torch.nn.Module, got int; pass the model"):
+            function(5)
+        with pytest.raises(TypeError, match=r"got the class Linear; pass an instance of it: Linear\(...\)"):
+            function(nn.Linear)
+    with pytest.raises(ValueError, match=r"expected a torch.nn.Linear, got the class Linear; pass an instance"):
+        octavo.Float8Linear.from_float(nn.Linear)
+    for entries, message in [
+        ([3], "filter_fqns: expected names, got 3 of type int; write the layer's name"),
+        (3, "filter_fqns: expected a list of names, got int; leave it out"),
+        (None, "filter_fqns: expected a list of names, got NoneType; leave it out"),
+    ]:
+        for convert in (octavo.convert_to_float8_training, octavo.convert_moe_training):
+            with pytest.raises(TypeError, match=message):
+                convert(Model(), filter_fqns=entries)
+    for convert in (octavo.convert_to_float8_training, octavo.convert_moe_training):
+        with pytest.raises(TypeError, match="module_filter_fn: expected a function .*, got str; leave it out"):
+            convert(Model(), module_filter_fn="lm_head")
+    for word in ("yes", True, None):
+        with pytest.raises(ValueError, match="keep_weight_transposed: expected auto, on or off, got .*; leave it out"):
+            octavo.convert_to_float8_training(Model(), keep_weight_transposed=word)
+    with pytest.raises(TypeError, match="recipe: expected a name such as 'rowwise', got int"):
+        octavo.convert_to_float8_training(Model(), recipe=8)
+
+
 def test_every_alias_of_torchao_and_torchtitan_is_a_recipe():
     expected = {
         "fp8_rowwise": "rowwise", "mxfp8_rceil": "mxfp8",
@@ -243,6 +280,8 @@ def test_quantize_and_scaled_mm():
     y = octavo.scaled_mm(qa, qb, out_dtype=torch.float32)
     want = (qa.data.float() * qa.scale.view(-1, 1)) @ (qb.data.float() * qb.scale.view(-1, 1)).t()
     assert torch.allclose(y, want, rtol=1e-5, atol=1e-5)  # fp32 sums in another order
+    shards = [octavo.quantize(rows, amax=torch.ops.octavo.amax(rows, ["rowwise"])) for rows in a.split(20)]
+    assert all(torch.equal(torch.cat([s[i].view(torch.uint8) for s in shards]), qa[i].view(torch.uint8)) for i in (0, 1))
     q = octavo.quantize(torch.tensor([[0.5, 1, 3, -6]]), granularity="tensorwise")
     assert q.data.view(torch.uint8).tolist() == [[0x61, 0x69, 0x76, 0xFE]]
     assert abs(q.scale.item() - 0.013392857) < 1e-9

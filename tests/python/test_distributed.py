@@ -1,6 +1,7 @@
 """DDP, FSDP2 with FP8 all-gather, tensor parallelism and distributed checkpoints, on gloo ranks."""
 
 import copy
+import functools
 
 import octavo
 import pytest
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils._python_dispatch import TorchDispatchMode
 
 STEPS = 10
 
@@ -148,6 +150,79 @@ def test_gathered_bytes_are_those_of_the_whole_weight(recipe, both, world, k, ou
         assert y and dx and dw < 1e-6  # dw: an average over ranks of equal numbers
 
 
+class Operators(TorchDispatchMode):
+    """The names of the operators that work: those that are no views and allocate nothing alone."""
+
+    VIEWS = {"view", "t", "detach", "slice", "alias", "as_strided", "empty", "new_empty", "split"}
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name not in self.VIEWS:
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def operators_of_a_cast(rank, world, recipe, precompute, k, out):
+    """What a shard is given to FSDP2 with, in forward and in backward, and the bytes' numbers of NaN."""
+    linear = nn.Linear(k, out, bias=False)
+    with torch.no_grad():
+        linear.weight[out - 1, 3], linear.weight[0, 5] = float("nan"), float("inf")
+    model = nn.Sequential(octavo.convert_to_float8_training(linear, recipe=recipe))
+    float8_all_gather(model)
+    fully_shard(model[0], reshard_after_forward=True)
+    calls, original = [], ShardedWeight.fsdp_pre_all_gather
+
+    @functools.wraps(original)  # FSDP2 asks for its signature
+    def spy(self, *arguments):
+        with Operators() as operators:
+            result = original(self, *arguments)
+        calls.append(operators.names)
+        return result
+
+    ShardedWeight.fsdp_pre_all_gather = spy
+    gathered = []
+    model[0].register_forward_pre_hook(lambda module, args: gathered.append(module.weight._row_scale.clone()))
+    for _ in range(2):  # at the first step the recipe's format is asked for, and nothing is known
+        calls.clear()
+        model(torch.randn(8, k, requires_grad=True)).sum().backward()
+        if precompute:
+            with Operators() as operators:
+                precompute_float8_scales(model)
+    ShardedWeight.fsdp_pre_all_gather = original
+    return calls, operators.names if precompute else None, gathered[-1]
+
+
+@pytest.mark.parametrize("world,k,out", [(2, 64, 32), (3, 64, 32), (8, 32, 4)])
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("precompute", [False, True])
+def test_a_cast_is_one_operator(recipe, precompute, world, k, out):
+    """One pass of octavo's own over a shard, with its amax two; what was ten operators of torch's. A shard that is
+    shorter than the others, or empty, is padded by torch's. NaN and Inf reach every rank's scales."""
+    for rank, (calls, found, row_scale) in enumerate(run_ranks(world, operators_of_a_cast, recipe, precompute, k, out)):
+        forward, backward = ([name for name in names if name not in ("new_zeros", "cat")] for names in calls)
+        one, collective = ["quantize"], ["_allgather_base_" if recipe == "rowwise" else "allreduce_"]
+        if precompute:
+            assert forward == backward == one
+            assert found.count("amax") == 1 and found.count("allreduce_") == 1
+            assert found.count("quantize") == (recipe == "rowwise")
+        elif recipe == "tensorwise":
+            assert forward == backward == ["amax", *collective, *one]
+        else:
+            assert forward == [*one, *collective]  # a row finds its amax in its cast
+            assert backward == ["amax", "allreduce_", *one]
+        padded = -(-out // world)
+        if len(range(rank * padded, min(out, (rank + 1) * padded))) == padded:
+            assert len(forward) == len(calls[0])  # nothing to pad
+        if recipe == "tensorwise":
+            assert row_scale.isnan().all()
+        else:
+            assert row_scale[-1].isnan() and row_scale[0].isinf() and row_scale[1:-1].isfinite().all()
+
+
 @pytest.mark.parametrize("recipe,world,precompute", [
     ("tensorwise", 2, False), ("rowwise", 2, True), ("tensorwise", 3, True), ("rowwise", 3, False)])
 def test_ten_steps_with_fp8_all_gather(recipe, world, precompute):
@@ -237,6 +312,34 @@ def test_fp8_all_gather_under_activation_checkpointing(where, compiled):
             assert losses == want and difference(parameters, full(one)) == 0
     for message in run_ranks(2, checkpointed, "rowwise", where, compiled, False):
         assert "float8_all_gather(model, activation_checkpointing=True)" in message
+
+
+def converted_again(rank, world):
+    """float8_all_gather for one recipe, then a conversion to another: what FSDP2 gathers is the other's."""
+    model = octavo.convert_to_float8_training(Mlp(h=100), recipe="tensorwise")
+    float8_all_gather(model)
+    for refused in ("mxfp8", "rowwise_with_gw_hp"):
+        with pytest.raises(ValueError, match="up: expected a recipe whose weights FSDP2 can gather.*for tensorwise"):
+            octavo.convert_to_float8_training(model, recipe=refused)
+        with pytest.raises(ValueError, match="expected a recipe whose weights FSDP2 can gather"):
+            octavo.Float8Linear.from_float(model.up, recipe=refused)
+    assert model.up.recipe == "tensorwise"
+    octavo.convert_to_float8_training(model, recipe="rowwise")
+    for layer in (model.up, model.down):
+        fully_shard(layer, reshard_after_forward=True)
+    fully_shard(model, reshard_after_forward=True)
+    losses = train(model, tokens=24)
+    with pytest.raises(ValueError, match="has gathered this weight in FP8, got tensorwise; build the model anew"):
+        octavo.convert_to_float8_training(model, recipe="tensorwise")
+    octavo.convert_to_float8_training(model, recipe="rowwise")  # which it is
+    return losses, full(model)
+
+
+def test_converting_again_gathers_for_the_new_recipe():
+    one = octavo.convert_to_float8_training(Mlp(h=100), recipe="rowwise")
+    want = train(one, tokens=24)
+    for losses, parameters in run_ranks(2, converted_again):
+        assert losses == want and difference(parameters, full(one)) == 0
 
 
 def wrong_uses(rank, world):

@@ -77,6 +77,35 @@ def test_rms_norm_linear(recipe):
         octavo.RMSNormLinear(norm)
 
 
+def test_sizes_that_do_not_go_together_are_errors_at_construction():
+    def linear(n, k):
+        return nn.Linear(k, n, bias=False)
+
+    for linears, message in [
+        ((linear(96, 64), linear(95, 64), linear(64, 96)), r"up_proj: expected .*\(96, 64\), got \(95, 64\); pass both"),
+        ((linear(96, 64), linear(96, 32), linear(64, 96)), r"up_proj: expected .*\(96, 64\), got \(96, 32\)"),
+        ((linear(96, 64), linear(96, 64), linear(96, 64)), r"down_proj: .*F = 96, .*got \(96, 64\); pass the projection"),
+    ]:
+        with pytest.raises(ValueError, match=f"SwiGLUMLP: {message}"):
+            octavo.SwiGLUMLP(*linears)
+    octavo.SwiGLUMLP(linear(96, 64), linear(96, 64), linear(32, 96))  # another width may leave it
+    for linears, got in [((nn.ReLU(), linear(96, 64), linear(64, 96)), "gate_proj: .*got ReLU; pass the linear"),
+                         ((linear(96, 64), linear(96, 64), nn.Linear), "down_proj: .*got the class Linear; pass an inst")]:
+        with pytest.raises(TypeError, match=f"SwiGLUMLP: {got}"):
+            octavo.SwiGLUMLP(*linears)
+    norm = nn.RMSNorm(64)
+    with pytest.raises(ValueError, match=r"RMSNormLinear: q_proj: expected a weight \(N, 64\).*got \(16, 32\); pass"):
+        octavo.RMSNormLinear(norm, q_proj=linear(16, 32))
+    for name in ("forward", "eps"):
+        with pytest.raises(ValueError, match=f"RMSNormLinear: {name}: expected a name of .*pass it as {name}_proj="):
+            octavo.RMSNormLinear(norm, **{name: linear(16, 64)})
+    for wrong in (nn.RMSNorm(64, elementwise_affine=False), nn.Identity(), 5):
+        with pytest.raises(TypeError, match="RMSNormLinear: norm: expected a module with a weight .*elementwise_affine"):
+            octavo.RMSNormLinear(wrong, q_proj=linear(16, 64))
+    with pytest.raises(TypeError, match="RMSNormLinear: q_proj: expected a torch.nn.Linear, got ReLU"):
+        octavo.RMSNormLinear(norm, q_proj=nn.ReLU())
+
+
 def test_both_compile():
     torch._dynamo.reset()
     mlp = Mlp()

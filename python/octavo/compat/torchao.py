@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from octavo import convert as _convert
+from octavo._arguments import check_module
 from octavo.convert import LinearSettings, ModuleFilter
 from octavo.distributed import precompute_float8_scales as precompute_float8_dynamic_scale_for_fsdp
 
@@ -234,6 +235,7 @@ def convert_to_float8_training(
 ) -> nn.Module:
     """torchao's function: as octavo.convert_to_float8_training, but tensorwise where nothing is said, and
     a module in which there is nothing to convert is returned as it is."""
+    check_module("convert_to_float8_training", module)
     if not any(
         isinstance(child, nn.Linear) and (module_filter_fn is None or module_filter_fn(child, fqn))
         for fqn, child in module.named_modules()

@@ -145,7 +145,7 @@ def _run_forward(x, w, bias, recipe, need_dx, need_dw, w_bytes, w_scale, valid, 
 
 def _transpose_and_run(dy, x, x_scale, w_bytes, w_scale, valid, recipe, dw_dtype, dbias_dtype=None):
     return ops.float8_linear_backward(
-        dy, x, x_scale, w_bytes.t().contiguous(), w_scale, recipe, dw_dtype, dbias_dtype
+        dy, x, x_scale, ops.transpose_bytes(w_bytes), w_scale, recipe, dw_dtype, dbias_dtype
     )
 
 

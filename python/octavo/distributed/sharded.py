@@ -4,9 +4,10 @@ Letters: N out features, K in features. FSDP2 shards w (N, K) by rows.
 
     tensorwise  one amax over all shards; each rank casts its rows and all gather the bytes; forward uses
                 them by rows, backward transposed: the same bytes
-    rowwise     forward: every row has its own scale, so each rank casts its rows by itself; backward:
-                columns are scaled, by an amax over all shards, and the column-scaled bytes are gathered.
-                Where forward runs again within backward, backward gathers both
+    rowwise     forward: every row has its own scale, so each rank casts its rows by itself, and all gather
+                bytes and scales; backward: columns are scaled, by an amax over all shards, and the
+                column-scaled bytes are gathered. Where forward runs again within backward, backward gathers
+                both
 
 Half the bytes of bf16 travel (three quarters in the last case), and the values are those of an unsharded
 weight, bit for bit.
@@ -14,6 +15,7 @@ weight, bit for bit.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -29,72 +31,95 @@ aten = torch.ops.aten
 
 
 class Casts:
-    """What all wrappers of one weight share: how it is cast, and the amax where it is known already."""
+    """What all wrappers of one weight share: how it is cast, and what its scales follow from where that is
+    known already."""
 
     def __init__(self, recipe: str) -> None:
-        self.recipe = recipe
-        self.tensorwise = recipes.family(recipe) == "tensorwise"
-        self.forward_in_backward = False  # rowwise under activation checkpointing
+        self.set_recipe(recipe)
+        self.activation_checkpointing = False
         self.mesh: Any = None  # of the last all-gather; precompute_float8_scales() asks for it
         self.outer_rows = 0
-        self.amax: tuple[Tensor, ...] | None = None
+        self.known: Known | None = None
 
-    def set_forward_in_backward(self, value: bool) -> None:
+    def set_recipe(self, recipe: str) -> None:
+        self.recipe = recipe
+        self.tensorwise = recipes.family(recipe) == "tensorwise"
+        self.rounding = "none" if self.tensorwise else "power_of_two"
+
+    @property
+    def forward_in_backward(self) -> bool:
         """Whether backward gathers forward's bytes too; tensorwise bytes serve both passes anyway."""
-        self.forward_in_backward = value and not self.tensorwise
+        return self.activation_checkpointing and not self.tensorwise
 
-    def dtype(self, device: torch.device) -> torch.dtype:
-        facts = dict(line.split("=", 1) for line in ops.describe_device(device))
-        fnuz = "flavour=fnuz" in self.recipe or (
-            facts["flavour"] == "fnuz" and "flavour=ocp" not in self.recipe
+    def cast(self, rows: Tensor, granularity: str, amax: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(bytes, flat scales) of this rank's rows, in one pass; scales follow from amax where it is given."""
+        data, scale = ops.quantize(
+            rows, _format(self.recipe, rows.device), granularity, scale_rounding=self.rounding, amax=amax
         )
-        return torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn
+        return data.view(torch.uint8), scale.view(-1)
 
-    def local_amax(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """fp32 amaxes of this rank's rows, to be maximised over ranks: (1) for tensorwise; (N), with
-        zeros for the rows of others, and (K) for rowwise. An empty shard's amax is 0."""
-        magnitude = rows.detach().abs().float()
+    def local_amax(self, rows: Tensor) -> Tensor:
+        """fp32 amaxes of this rank's rows, in one read, to be maximised over ranks: (1) for tensorwise;
+        (N + K) for rowwise, rows, with zeros for those of others, and columns. Of an empty shard: zeros."""
         if self.tensorwise:
-            return ((magnitude.amax() if rows.numel() else magnitude.new_zeros(())).view(1),)
-        by_row = magnitude.new_zeros(self.outer_rows)
-        if rows.numel():
-            start = self.mesh.get_local_rank() * padded_rows(self.outer_rows, self.mesh.size())
-            by_row[start : start + rows.shape[0]] = magnitude.amax(1)
-        by_column = magnitude.amax(0) if rows.numel() else magnitude.new_zeros(rows.shape[1])
-        return by_row, by_column
+            return ops.amax(rows, ["tensorwise"])
+        local = ops.amax(rows, ["rowwise", "colwise"])
+        amax = local.new_zeros(self.outer_rows + rows.shape[1])
+        start = self.mesh.get_local_rank() * self.padded_rows()
+        amax[start : start + rows.shape[0]] = local[: rows.shape[0]]
+        amax[self.outer_rows :] = local[rows.shape[0] :]
+        return amax
 
-    def whole_amax(self, rows: Tensor, which: list[int]) -> Tensor:
-        """Those of local_amax() that are asked for, of the whole weight, one after the other."""
-        if self.amax is not None:
-            return torch.cat([self.amax[i] for i in which])
-        local = self.local_amax(rows)
-        return maximise(torch.cat([local[i] for i in which]), self.mesh)
+    def know(self, amax: Tensor, like: Tensor) -> None:
+        """Takes local_amax() of all ranks for the all-gathers to come."""
+        if self.tensorwise:
+            self.known = Known(amax, None)
+        else:  # scales of rows that are elsewhere
+            _, row_scale = self.cast(like.new_empty(self.outer_rows, 0), "rowwise", amax[: self.outer_rows])
+            self.known = Known(amax[self.outer_rows :], row_scale)
 
-    def scales(self, amax: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(inv_scale, scale) of amaxes, as docs/numerics.md has them."""
-        inv_scale = (torch.finfo(dtype).max / amax.double().clamp(min=1e-12)).float()
-        if not self.tensorwise:  # rounded down to a power of two: the mantissa cleared, NaN left alone
-            power = (inv_scale.view(torch.int32) & 0x7F800000).view(torch.float32)
-            inv_scale = torch.where(inv_scale.isnan(), inv_scale, power)
-        return inv_scale, 1 / inv_scale
+    def whole_amax(self, rows: Tensor) -> Tensor:
+        """The amax of the whole weight (tensorwise), or of its columns."""
+        if self.known is not None:
+            return self.known.amax
+        return maximise(ops.amax(rows, ["tensorwise" if self.tensorwise else "colwise"]), self.mesh)
+
+    def by_row(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(bytes of this rank's rows, scales of all rows): a row's scale needs no other rank's values."""
+        data, scale = self.cast(rows, "rowwise")
+        if self.known is not None:
+            return data, self.known.row_scale
+        padded = self.padded_rows()
+        gathered = scale.new_empty(self.mesh.size() * padded)
+        if len(scale) < padded:
+            scale = torch.cat([scale, scale.new_zeros(padded - len(scale))])
+        dist.all_gather_into_tensor(gathered, scale, group=self.mesh.get_group())
+        return data, gathered[: self.outer_rows]
+
+    def padded_rows(self) -> int:
+        """Rows of each rank's padded shard; the last ranks may have fewer, or none."""
+        return -(-self.outer_rows // self.mesh.size())
 
 
-def padded_rows(rows: int, ranks: int) -> int:
-    """Rows of each rank's padded shard; the last ranks may have fewer, or none."""
-    return -(-rows // ranks)
+class Known(NamedTuple):
+    """What precompute_float8_scales() has found: of the whole weight or of its columns, and of all rows."""
+
+    amax: Tensor
+    row_scale: Tensor | None
+
+
+@functools.cache
+def _format(recipe: str, device: torch.device) -> str:
+    facts = dict(line.split("=", 1) for line in ops.describe_device(device))
+    fnuz = "flavour=fnuz" in recipe or (facts["flavour"] == "fnuz" and "flavour=ocp" not in recipe)
+    return "e4m3fnuz" if fnuz else "e4m3fn"
 
 
 def maximise(amax: Tensor, mesh: Any) -> Tensor:
-    """The maximum over ranks, in one reduction. As integers, whose order is that of magnitudes and in
-    which NaN is the largest: a maximum of floats may drop it."""
-    bits = amax.view(torch.int32).clone()
-    dist.all_reduce(bits, dist.ReduceOp.MAX, mesh.get_group())
-    return bits.view(torch.float32)
-
-
-def _cast(rows: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
-    limit = torch.finfo(dtype).max
-    return (rows.float() * inv_scale).clamp(-limit, limit).to(dtype).view(torch.uint8)
+    """The maximum over ranks, in one reduction, in place. As integers, whose order is that of magnitudes and
+    in which NaN is the largest: a maximum of floats may drop it."""
+    dist.all_reduce(amax.view(torch.int32), dist.ReduceOp.MAX, mesh.get_group())
+    return amax
 
 
 # What FSDP2, optimisers' set-up and .to() do to a shard and expect to stay a shard of the same kind.
@@ -147,42 +172,55 @@ class ShardedWeight(torch.Tensor):
     def __repr__(self):
         return f"ShardedWeight({self._tensor}, recipe={self._casts.recipe})"
 
+    def refuses(self, recipe: str) -> str:
+        """What keeps the weight from being gathered for another recipe; an empty string where nothing does."""
+        was, family = self._casts.recipe, recipes.family(recipe)
+        if recipe == was:
+            return ""
+        if family not in ("tensorwise", "rowwise"):
+            return (
+                f"expected a recipe whose weights FSDP2 can gather in FP8, tensorwise or rowwise, got {recipe}: "
+                f"float8_all_gather was called for {was}; convert before it, and leave that call out"
+            )
+        if self._casts.mesh is not None:
+            return (
+                f"expected the recipe {was}, for which FSDP2 has gathered this weight in FP8, got {recipe}; build "
+                "the model anew, and convert before fully_shard"
+            )
+        return ""
+
+    def set_recipe(self, recipe: str) -> None:
+        """Casts for another recipe from here on: one it does not refuse."""
+        self._casts.set_recipe(recipe)
+
     def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
         casts, rows = self._casts, self._tensor
         casts.mesh, casts.outer_rows = mesh, outer_size[0]
-        dtype = casts.dtype(rows.device)
         if casts.tensorwise:
-            inv_scale, scale = casts.scales(casts.whole_amax(rows, [0]), dtype)
-            return (self._padded(_cast(rows, inv_scale, dtype)),), _Gathering(outer_size, scale, scale, None)
+            data, scale = casts.cast(rows, "tensorwise", casts.whole_amax(rows))
+            return (self._padded(data),), _Gathering(outer_size, scale, scale, None)
 
         in_backward = torch._C._current_graph_task_id() != -1
-        by_row, by_column = not in_backward or casts.forward_in_backward, in_backward
-        amax = casts.whole_amax(rows, [0] * by_row + [1] * by_column)
-        row_amax, column_amax = amax[: outer_size[0]], amax[-outer_size[1] :]
-        row_scale = column_scale = row_data = column_data = None
-        if by_row:
-            inv_scale, row_scale = casts.scales(row_amax, dtype)
-            start = mesh.get_local_rank() * padded_rows(outer_size[0], mesh.size())
-            row_data = self._padded(_cast(rows, inv_scale[start : start + rows.shape[0]].view(-1, 1), dtype))
-        if by_column:
-            inv_scale, column_scale = casts.scales(column_amax, dtype)
-            column_data = self._padded(_cast(rows, inv_scale, dtype))
+        row_data = row_scale = column_data = column_scale = None
+        if not in_backward or casts.forward_in_backward:
+            row_data, row_scale = casts.by_row(rows)
+        if in_backward:
+            column_data, column_scale = casts.cast(rows, "colwise", casts.whole_amax(rows))
         if row_data is None:
-            return (column_data,), _Gathering(outer_size, None, column_scale, None)
+            return (self._padded(column_data),), _Gathering(outer_size, None, column_scale, None)
         if column_data is None:
-            return (row_data,), _Gathering(outer_size, row_scale, None, None)
+            return (self._padded(row_data),), _Gathering(outer_size, row_scale, None, None)
         # FSDP2's own gathering has one size in all passes, so the second kind of bytes takes one beside it.
         # FSDP2 waits for its own, which comes after.
+        column_data = self._padded(column_data)
         gathered = column_data.new_empty(mesh.size() * column_data.shape[0], column_data.shape[1])
         dist.all_gather_into_tensor(gathered, column_data, group=mesh.get_group())
-        return (row_data,), _Gathering(outer_size, row_scale, column_scale, gathered)
+        return (self._padded(row_data),), _Gathering(outer_size, row_scale, column_scale, gathered)
 
     def _padded(self, data: Tensor) -> Tensor:
         """FSDP2 gathers shards of one size."""
-        padded = padded_rows(self._casts.outer_rows, self._casts.mesh.size())
-        if data.shape[0] == padded:
-            return data
-        return torch.cat([data, data.new_zeros(padded - data.shape[0], data.shape[1])])
+        missing = self._casts.padded_rows() - data.shape[0]
+        return torch.cat([data, data.new_zeros(missing, data.shape[1])]) if missing else data
 
     def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
         (data,) = all_gather_outputs

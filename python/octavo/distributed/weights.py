@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo import recipes
+from octavo._arguments import check_module
 from octavo._library import ops
 from octavo.distributed.gathered import GatheredWeight
 from octavo.distributed.sharded import Casts, ShardedWeight, maximise
@@ -40,6 +41,7 @@ def float8_all_gather(module: nn.Module, *, activation_checkpointing: bool = Fal
     """
     from octavo.linear import Float8Linear
 
+    check_module("float8_all_gather", module)
     linears = {n: m for n, m in module.named_modules() if isinstance(m, Float8Linear)}
     if not linears:
         raise ValueError("float8_all_gather: expected Float8Linear modules, got none; convert first")
@@ -70,10 +72,10 @@ def float8_all_gather(module: nn.Module, *, activation_checkpointing: bool = Fal
         weight = linear.weight
         shard = getattr(weight, "_local_tensor", weight)
         if isinstance(shard, ShardedWeight):
-            shard._casts.set_forward_in_backward(activation_checkpointing)
+            shard._casts.activation_checkpointing = activation_checkpointing
             continue
         casts = Casts(linear.recipe)
-        casts.set_forward_in_backward(activation_checkpointing)
+        casts.activation_checkpointing = activation_checkpointing
         if hasattr(weight, "_local_tensor"):  # tensor-parallel: the shard of a DTensor
             local = ShardedWeight(weight._local_tensor.detach(), casts)
             wrapped = type(weight)(local, weight._spec, requires_grad=False)
@@ -90,6 +92,7 @@ def precompute_float8_scales(module: nn.Module) -> None:
     come, instead of one for each gather. Call it after every optimiser step: nobody checks that the
     weights are still those. Before the first forward, and where nothing is gathered in FP8, it does
     nothing. Collective: every rank calls it."""
+    check_module("precompute_float8_scales", module)
     shards = []
     for parameter in module.parameters():
         local = getattr(parameter, "_local_tensor", None)
@@ -97,18 +100,16 @@ def precompute_float8_scales(module: nn.Module) -> None:
             shards.append(local)
     if not shards:
         return
-    amaxes = [shard._casts.local_amax(shard._tensor) for shard in shards]
     meshes = {shard._casts.mesh for shard in shards}
     if len(meshes) != 1:
         raise ValueError(
             f"precompute_float8_scales: expected weights sharded over one mesh, got {len(meshes)}; call it "
             "for the modules of each"
         )
-    flat = torch.cat([part for parts in amaxes for part in parts])
-    flat = maximise(flat, meshes.pop())
-    pieces = iter(flat.split([part.numel() for parts in amaxes for part in parts]))
-    for shard, parts in zip(shards, amaxes):
-        shard._casts.amax = tuple(next(pieces) for _ in parts)
+    amaxes = [shard._casts.local_amax(shard._tensor) for shard in shards]
+    whole = maximise(torch.cat(amaxes), meshes.pop())
+    for shard, amax in zip(shards, whole.split([len(amax) for amax in amaxes])):
+        shard._casts.know(amax, shard._tensor)
 
 
 def special_linear(module: nn.Linear, x: Tensor) -> Tensor:

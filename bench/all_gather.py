@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo.distributed.sharded import Casts, ShardedWeight
+from octavo.distributed.sharded import Casts, ShardedWeight, know_amaxes
 
 ops = torch.ops.octavo
 LARGEST = torch.finfo(torch.float8_e4m3fn).max
@@ -133,8 +133,7 @@ def contenders(rows, mesh):
 
                 if known:
                     gather()  # which tells the mesh
-                    casts = shard._casts
-                    casts.know(casts.local_amax(rows), rows)
+                    know_amaxes([shard])
                 yield f"{recipe}{part}{', known amax' if known else ''}", "backward" in part, gather
 
 

@@ -53,9 +53,10 @@ def test_casts_by_a_given_amax_are_the_cpus(granularity, layout):
                 if layout == "transposed" and granularity != "tensorwise":
                     along = {"rowwise": "colwise", "colwise": "rowwise"}[granularity]
                 amax = octavo.amax(host, [along]) * 1.5
-                for rounding in ("none", "power_of_two"):
-                    words = dict(layout=layout, scale_rounding=rounding)
-                    for format in ("e4m3fn", "e5m2", "e4m3fnuz"):
+                small = host.numel() < 1e6
+                for format in ("e4m3fn", "e5m2", "e4m3fnuz") if small else ("e4m3fn",):
+                    for rounding in ("none", "power_of_two") if small else ("none",):
+                        words = dict(layout=layout, scale_rounding=rounding)
                         want = octavo.quantize(host, format, granularity, amax=amax, **words)
                         got = octavo.quantize(device, format, granularity, amax=amax.cuda(), **words)
                         for g, w in zip(got, want):
@@ -84,8 +85,8 @@ def test_transpose_bytes_is_the_cpus():
 
 
 def test_a_shard_takes_few_launches():
-    """A cast by a known amax is one launch, with its amax three (one of them clears the result); of rows by
-    themselves one."""
+    """A cast by a known amax is one launch, and so is one of rows by themselves; an amax is two, one of which
+    clears the result."""
     shard = random(2048, 4096, special=False).cuda()
     amax = octavo.amax(shard, ["colwise"])
 
@@ -95,7 +96,7 @@ def test_a_shard_takes_few_launches():
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             function()
             torch.cuda.synchronize()
-        return sum(event.count for event in profile.key_averages())
+        return sum(row.count for row in profile.key_averages() if row.device_time_total > 0)
 
     for granularity, given in (("tensorwise", amax[:1]), ("colwise", amax), ("rowwise", None)):
         assert launches(lambda: octavo.quantize(shard, granularity=granularity, amax=given)) == 1

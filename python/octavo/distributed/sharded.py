@@ -58,25 +58,25 @@ class Casts:
         )
         return data.view(torch.uint8), scale.view(-1)
 
-    def local_amax(self, rows: Tensor) -> Tensor:
-        """fp32 amaxes of this rank's rows, in one read, to be maximised over ranks: (1) for tensorwise;
-        (N + K) for rowwise, rows, with zeros for those of others, and columns. Of an empty shard: zeros."""
+    def amax_count(self, rows: Tensor) -> int:
+        """How many amaxes the whole weight's scales follow from: 1 for tensorwise, N + K for rowwise."""
+        return 1 if self.tensorwise else self.outer_rows + rows.shape[1]
+
+    def local_amaxes(self, rows: Tensor) -> list[tuple[int, Tensor]]:
+        """(place among them, fp32 amaxes) of this rank's rows, in one read; of an empty shard zeros, or none."""
         if self.tensorwise:
-            return ops.amax(rows, ["tensorwise"])
-        local = ops.amax(rows, ["rowwise", "colwise"])
-        amax = local.new_zeros(self.outer_rows + rows.shape[1])
-        start = self.mesh.get_local_rank() * self.padded_rows()
-        amax[start : start + rows.shape[0]] = local[: rows.shape[0]]
-        amax[self.outer_rows :] = local[rows.shape[0] :]
-        return amax
+            return [(0, ops.amax(rows, ["tensorwise"]))]
+        by_row, by_column = ops.amax(rows, ["rowwise", "colwise"]).split(list(rows.shape))
+        return [(self.mesh.get_local_rank() * self.padded_rows(), by_row), (self.outer_rows, by_column)]
 
     def know(self, amax: Tensor, like: Tensor) -> None:
-        """Takes local_amax() of all ranks for the all-gathers to come."""
+        """Takes the whole weight's amaxes for the all-gathers to come."""
         if self.tensorwise:
             self.known = Known(amax, None)
         else:  # scales of rows that are elsewhere
-            _, row_scale = self.cast(like.new_empty(self.outer_rows, 0), "rowwise", amax[: self.outer_rows])
-            self.known = Known(amax[self.outer_rows :], row_scale)
+            by_row, by_column = amax.split([self.outer_rows, len(amax) - self.outer_rows])
+            _, row_scale = self.cast(like.new_empty(self.outer_rows, 0), "rowwise", by_row)
+            self.known = Known(by_column, row_scale)
 
     def whole_amax(self, rows: Tensor) -> Tensor:
         """The amax of the whole weight (tensorwise), or of its columns."""
@@ -250,3 +250,20 @@ class _Gathering(NamedTuple):
     row_scale: Tensor | None
     column_scale: Tensor | None
     column_bytes: Tensor | None
+
+
+def know_amaxes(shards: list[ShardedWeight]) -> None:
+    """Finds the amaxes of weights that are sharded over one mesh, in one reduction, for their all-gathers."""
+    counts = [shard._casts.amax_count(shard._tensor) for shard in shards]
+    whole = shards[0]._tensor.new_zeros(sum(counts), dtype=torch.float32)
+    parts = whole.split(counts)
+    places, values = [], []
+    for shard, part in zip(shards, parts):
+        for start, amaxes in shard._casts.local_amaxes(shard._tensor):
+            if len(amaxes):
+                places.append(part[start : start + len(amaxes)])
+                values.append(amaxes)
+    torch._foreach_copy_(places, values)
+    maximise(whole, shards[0]._casts.mesh)
+    for shard, part in zip(shards, parts):
+        shard._casts.know(part, shard._tensor)

@@ -11,7 +11,7 @@ from octavo import recipes
 from octavo._arguments import check_module
 from octavo._library import ops
 from octavo.distributed.gathered import GatheredWeight
-from octavo.distributed.sharded import Casts, ShardedWeight, maximise
+from octavo.distributed.sharded import Casts, ShardedWeight, know_amaxes
 
 
 def _plain_state(module: nn.Module, state: dict, prefix: str, metadata: Any) -> None:
@@ -106,10 +106,7 @@ def precompute_float8_scales(module: nn.Module) -> None:
             f"precompute_float8_scales: expected weights sharded over one mesh, got {len(meshes)}; call it "
             "for the modules of each"
         )
-    amaxes = [shard._casts.local_amax(shard._tensor) for shard in shards]
-    whole = maximise(torch.cat(amaxes), meshes.pop())
-    for shard, amax in zip(shards, whole.split([len(amax) for amax in amaxes])):
-        shard._casts.know(amax, shard._tensor)
+    know_amaxes(shards)
 
 
 def special_linear(module: nn.Linear, x: Tensor) -> Tensor:

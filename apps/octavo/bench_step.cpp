@@ -114,15 +114,16 @@ void set_recipe(models::Llama& model, const train::TrainConfig& config,
   nn::convert_to_float8_training(*model, convert);
 }
 
-// Batches that steps take in turn.
-std::vector<train::Batch> random_batches(const train::TrainConfig& config) {
-  std::vector<train::Batch> batches;
+// What steps take in turn.
+std::vector<train::MicroBatches> random_batches(const train::TrainConfig& config) {
+  std::vector<train::MicroBatches> batches;
   for (int i = 0; i < 4; ++i) {
     const at::Tensor windows =
         at::randint(config.model.vocabulary,
                     {config.accumulation, config.batch, config.sequence + 1}, at::kLong);
-    batches.push_back({windows.narrow(2, 0, config.sequence).contiguous(),
-                       windows.narrow(2, 1, config.sequence).contiguous()});
+    batches.push_back(
+        train::MicroBatches::of({windows.narrow(2, 0, config.sequence).contiguous(),
+                                 windows.narrow(2, 1, config.sequence).contiguous()}));
   }
   return batches;
 }
@@ -220,7 +221,7 @@ void bench_step(const BenchStepOptions& options) {
   if (config.weight_cache) nn::enable_weight_caches(*prepared.model);
   train::AdamW optimizer(train::module_parameters(*prepared.model),
                          train::AdamW::Options::of(config));
-  const std::vector<train::Batch> batches = random_batches(config);
+  const std::vector<train::MicroBatches> batches = random_batches(config);
   std::size_t next = 0;
 
   // `timed` steps after `warm` others; the last figures must be numbers.
@@ -231,7 +232,7 @@ void bench_step(const BenchStepOptions& options) {
     train::release_unused_memory(device);
     train::TrainStep step(prepared.model, optimizer, train::TrainStep::Options::of(config));
     at::Tensor figures;
-    const auto once = [&] { figures = step.run(batches[next++ % batches.size()], config.lr); };
+    const auto once = [&] { figures = *step.run(batches[next++ % batches.size()], config.lr); };
     if (config.cuda_graph) warm += train::GraphedWork::kEagerRuns + 1;
     for (int i = 0; i < warm; ++i) once();
     Marks marks(device);

@@ -64,7 +64,7 @@ void RouterImpl::update_bias(const torch::Tensor& taken) {
     const at::Tensor direction = (tokens.mean() - tokens).sign();
     expert_bias.add_(taken.defined() ? direction * taken : direction, options.balance_rate);
   }
-  load_.reset();
+  forget_load();
 }
 
 }  // namespace octavo::nn

@@ -62,7 +62,9 @@ class RouterImpl : public torch::nn::Module {
   /// `taken` (a scalar on the device: 0 where the optimiser took no step; undefined: 1). Forgets
   /// the counts.
   void update_bias(const torch::Tensor& taken = {});
-  /// Tokens of each expert since the last update_bias(): (E) int64, on the device.
+  /// Forgets the counts: those of a step that was left unfinished.
+  void forget_load() { load_.reset(); }
+  /// Tokens of each expert since they were forgotten last: (E) int64, on the device.
   const torch::Tensor& load() const { return load_; }
 
   RouterOptions options;

@@ -146,6 +146,12 @@ DataSplit open_data(const TrainConfig& config) {
   return split;
 }
 
+MicroBatches MicroBatches::of(const Batch& stacked) {
+  return {.count = stacked.tokens.size(0), .read = [stacked](std::int64_t i) {
+            return Batch{stacked.tokens.select(0, i), stacked.targets.select(0, i)};
+          }};
+}
+
 BatchSampler::BatchSampler(TokenSource source, const Options& options)
     : source_(std::move(source)), options_(options) {
   check_sizes(options.batch, options.sequence);

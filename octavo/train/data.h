@@ -3,8 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -63,6 +65,15 @@ struct Batch {
   at::Tensor targets;  ///< (B, T) int64
 
   Batch to(c10::Device device) const { return {tokens.to(device), targets.to(device)}; }
+};
+
+/// The micro-batches of one step, which reads them one after the other: nobody holds them all.
+struct MicroBatches {
+  std::int64_t count = 1;  ///< A
+  /// Micro-batch i of [0, A), in order; nothing drops the step.
+  std::function<std::optional<Batch>(std::int64_t i)> read;
+
+  static MicroBatches of(const Batch& stacked);  ///< those of tensors (A, B, T)
 };
 
 /// Random windows of the training tokens. The start of a row depends on (seed, step, micro_batch *

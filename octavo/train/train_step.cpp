@@ -30,16 +30,18 @@ at::Tensor mean_of(const std::vector<at::Tensor>& scalars) {
 
 // Copied without waiting: from pinned memory, which LibTorch's allocator keeps until the copy has
 // run.
-void copy_to(at::Tensor& device, const at::Tensor& host, c10::Device where) {
-  if (where.is_cpu()) {
-    device = host;
-    return;
-  }
-  if (!device.defined()) device = at::empty(host.sizes(), host.options().device(where));
-  TORCH_CHECK(device.sizes() == host.sizes(), "step: expected micro-batches of ", device.sizes(),
-              " as in the first step, got ", host.sizes(),
-              "; keep batch, sequence and accumulation");
-  device.copy_(host.pin_memory(), /*non_blocking=*/true);
+at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
+  if (tensor.device() == device) return tensor;
+  return tensor.pin_memory().to(device, /*non_blocking=*/true);
+}
+
+// Likewise, to memory that stays.
+void copy_to(at::Tensor& place, const at::Tensor& tensor, c10::Device device) {
+  if (!place.defined()) place = at::empty(tensor.sizes(), tensor.options().device(device));
+  TORCH_CHECK(place.sizes() == tensor.sizes(), "cuda_graph: expected micro-batches of ",
+              place.sizes(), " as in the first step, got ", tensor.sizes(),
+              "; keep batch and sequence, or set cuda_graph to false");
+  place.copy_(tensor.is_cpu() ? tensor.pin_memory() : tensor, /*non_blocking=*/true);
 }
 
 }  // namespace
@@ -70,30 +72,57 @@ TrainStep::TrainStep(models::Llama model, AdamW& optimizer, const Options& optio
   }
   if (!options_.cuda_graph) return;
   graph_ = std::make_unique<GraphedWork>(
-      device, [this] { return step(nullptr); }, [this] { optimizer_.zero_grad(); });
+      device,
+      [this] {
+        const auto read = [this](std::int64_t i) { return graphed_[i]; };
+        return *step({.count = std::int64_t(graphed_.size()), .read = read}, nullptr);
+      },
+      [this] { optimizer_.zero_grad(); });
 }
 
-at::Tensor TrainStep::run(const Batch& micro_batches, double lr, nlohmann::ordered_json* health) {
-  const c10::Device device = health_.device();
-  copy_to(batch_.tokens, micro_batches.tokens, device);
-  copy_to(batch_.targets, micro_batches.targets, device);
+std::optional<at::Tensor> TrainStep::run(const MicroBatches& batches, double lr,
+                                         nlohmann::ordered_json* health) {
+  TORCH_CHECK(batches.count > 0, "step: expected at least 1 micro-batch, got ", batches.count,
+              "; set accumulation to 1 or more");
   optimizer_.set_learning_rate(lr);
   for (nn::LinearImpl* linear : tracked_) linear->weight_amax->refresh(linear->weight);
-  const at::Tensor figures = graph_ && health == nullptr ? graph_->run() : step(health);
+  const std::optional<at::Tensor> figures =
+      graph_ && health == nullptr ? graphed_step(batches) : step(batches, health);
   // A replay does not run the host's side of the step, and validation may have filled them.
   nn::invalidate_weight_caches(*model_);
   return figures;
 }
 
-at::Tensor TrainStep::step(nlohmann::ordered_json* health) {
+std::optional<at::Tensor> TrainStep::graphed_step(const MicroBatches& batches) {
+  if (graphed_.empty()) graphed_.resize(batches.count);
+  TORCH_CHECK(batches.count == std::int64_t(graphed_.size()), "cuda_graph: expected ",
+              graphed_.size(), " micro-batches as in the first step, got ", batches.count,
+              "; keep accumulation, or set cuda_graph to false");
+  for (std::int64_t i = 0; i < batches.count; ++i) {
+    const std::optional<Batch> batch = batches.read(i);
+    if (!batch) return std::nullopt;
+    copy_to(graphed_[i].tokens, batch->tokens, health_.device());
+    copy_to(graphed_[i].targets, batch->targets, health_.device());
+  }
+  return graph_->run();
+}
+
+std::optional<at::Tensor> TrainStep::step(const MicroBatches& batches,
+                                          nlohmann::ordered_json* health) {
+  // A step before can have been dropped, or ended in an error.
   optimizer_.zero_grad();
-  const std::int64_t count = batch_.tokens.size(0);
+  const std::vector<nn::Router> routers = model_->routers();
+  for (const nn::Router& router : routers) nn::Router(router)->forget_load();
+
   std::vector<at::Tensor> losses, aux_losses;
-  for (std::int64_t i = 0; i < count; ++i) {
+  for (std::int64_t i = 0; i < batches.count; ++i) {
+    const std::optional<Batch> batch = batches.read(i);
+    if (!batch) return std::nullopt;
     std::optional<Fp8Sampler> sampler;
     if (i == 0 && health != nullptr) sampler.emplace(model_);
-    const double share = 1.0 / static_cast<double>(count);
-    at::Tensor loss = model_->loss(batch_.tokens.select(0, i), batch_.targets.select(0, i), share);
+    const double share = 1.0 / static_cast<double>(batches.count);
+    at::Tensor loss = model_->loss(on_device(batch->tokens, health_.device()),
+                                   on_device(batch->targets, health_.device()), share);
     losses.push_back(loss.detach());
     if (const at::Tensor& aux = model_->aux_loss(); aux.defined()) {
       aux_losses.push_back(aux.detach());
@@ -111,7 +140,6 @@ at::Tensor TrainStep::step(nlohmann::ordered_json* health) {
   const at::Tensor clip = clip_factor(norm, options_.clip_norm).add_(health_);
   optimizer_.step(clip, amaxes_);
   const at::Tensor none = at::zeros_like(loss);
-  const std::vector<nn::Router> routers = model_->routers();
   const at::Tensor load = routers.empty() ? none : largest_expert_load(routers);
   for (const nn::Router& router : routers) nn::Router(router)->update_bias(clip == clip);
   return at::stack(

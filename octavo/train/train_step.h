@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <vector>
 
 #include "octavo/models/llama.h"
@@ -46,9 +47,13 @@ struct StepFigures {
 /// (nn::track_weight_amaxes()): the same bits, a read less. Whoever changes weights between steps
 /// is noticed (nn::WeightAmax), before replays too.
 ///
+/// A step that is dropped before its last micro-batch leaves nothing: the next one, or another
+/// process that goes on from here, has the bits it would have had without it.
+///
 /// With cuda_graph the whole step is captured after two eager ones and replayed from then on, from
 /// the same memory, with the same bits under the same plan. Batches must keep their sizes, and the
-/// model, its recipes and its checkpointing must stay as they are.
+/// model, its recipes and its checkpointing must stay as they are. All micro-batches are read, to
+/// the device, before the graph begins, and what has begun cannot be dropped.
 class TrainStep {
  public:
   struct Options {
@@ -64,22 +69,25 @@ class TrainStep {
   /// is not on a GPU.
   TrainStep(models::Llama model, AdamW& optimizer, const Options& options);
 
-  /// The step. tokens and targets: (A, B, T) int64 on the CPU, A micro-batches of which each counts
-  /// 1 / A. Gives (4) fp64 on the model's device, for StepFigures::read(). Errors: those of the
-  /// model's loss().
+  /// The step, of A micro-batches (B, T) int64, on the CPU or the model's device, of which each
+  /// counts 1 / A; each is read when those before it have been queued. Gives (4) fp64 on the
+  /// model's device, for StepFigures::read(); nothing where a read dropped the step. Errors: those
+  /// of the model's loss() and of the reads.
   /// `health`: filled with Fp8Sampler::layers() of the first micro-batch, by an eager step that
   /// waits for the device.
-  at::Tensor run(const Batch& micro_batches, double lr, nlohmann::ordered_json* health = nullptr);
+  std::optional<at::Tensor> run(const MicroBatches& batches, double lr,
+                                nlohmann::ordered_json* health = nullptr);
 
  private:
-  at::Tensor step(nlohmann::ordered_json* health);
+  std::optional<at::Tensor> step(const MicroBatches& batches, nlohmann::ordered_json* health);
+  std::optional<at::Tensor> graphed_step(const MicroBatches& batches);
 
   models::Llama model_;
   AdamW& optimizer_;
   Options options_;
   std::vector<nn::LinearImpl*> tracked_;  // by nn::track_weight_amaxes()
   nn::WeightAmaxes amaxes_;               // theirs
-  Batch batch_;                           // on the device, where the next step reads it
+  std::vector<Batch> graphed_;            // on the device, where the graph reads them
   /// 0, or NaN from the first step on that was not finite: added to the clipping factor.
   at::Tensor health_;
   std::unique_ptr<GraphedWork> graph_;

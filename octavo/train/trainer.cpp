@@ -1,7 +1,6 @@
 #include "octavo/train/trainer.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
 #include <chrono>
@@ -106,7 +105,7 @@ struct Trainer::State {
     if (log) *log << line << std::endl;
   }
 
-  Batch micro_batches() const;
+  MicroBatches micro_batches() const;
   void save();
   double validate(EvalRecipe recipe);
   bool saved() const { return saved_step == step; }
@@ -131,15 +130,12 @@ struct Trainer::State {
   std::vector<std::string> resume_lines;
 };
 
-// Of the next step: (A, B, T).
-Batch Trainer::State::micro_batches() const {
-  std::vector<at::Tensor> tokens, targets;
-  for (std::int64_t i = 0; i < config.accumulation; ++i) {
-    const Batch batch = sampler.next(step, i);
-    tokens.push_back(batch.tokens);
-    targets.push_back(batch.targets);
-  }
-  return {at::stack(tokens), at::stack(targets)};
+// Of the next step, until somebody asks for a stop.
+MicroBatches Trainer::State::micro_batches() const {
+  return {.count = config.accumulation, .read = [this](std::int64_t i) -> std::optional<Batch> {
+            if (StopSignal::requested()) return std::nullopt;
+            return sampler.next(step, i);
+          }};
 }
 
 void Trainer::State::save() {
@@ -230,13 +226,14 @@ TrainResult Trainer::run() {
     return every > 0 && s.step % every == 0 && s.step != config.steps;
   };
 
-  while (s.step < config.steps && !StopSignal::requested()) {
+  while (s.step < config.steps) {
     steps.begin();
     const double lr = s.schedule.at(s.step);
     nlohmann::ordered_json health;
-    const at::Tensor figures =
+    const std::optional<at::Tensor> figures =
         s.train_step.run(s.micro_batches(), lr, s.samples_health() ? &health : nullptr);
-    steps.add(++s.step, lr, figures, std::move(health));
+    if (!figures) break;
+    steps.add(++s.step, lr, *figures, std::move(health));
     const bool saves = falls_on(config.checkpoint_every);
     const bool validates = falls_on(config.validate_every);
     // Nothing is saved or validated after a step that nobody knows to be finite.

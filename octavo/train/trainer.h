@@ -64,7 +64,8 @@ class Trainer {
   /// whose norm is not finite are an error too where they would be saved, and are not. So is a
   /// validation loss that is not finite, after its line in the metrics; at the end of the run the
   /// checkpoint is saved before, and there is no summary.
-  /// SIGINT and SIGTERM finish the step, save, and return `interrupted`; a second one kills.
+  /// SIGINT and SIGTERM finish the micro-batch and drop its step unless that was the last of it
+  /// (with cuda_graph: finish the step), save, and return `interrupted`; a second one kills.
   TrainResult run();
 
   /// Mean loss over the validation tokens, nats per token; leaves the model as it was. An error

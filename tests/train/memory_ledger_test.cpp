@@ -61,7 +61,7 @@ Used ledger_and_use(const TrainConfig& config) {
   const std::int64_t always = used.ledger.parameters + used.ledger.optimizer;
   {
     MemoryMeter meter(at::kCPU);
-    step.run(batch, 1e-3);
+    step.run(MicroBatches::of(batch), 1e-3);
     used.peak = always + meter.peak();
     optimizer.zero_grad();
   }

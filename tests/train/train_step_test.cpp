@@ -31,6 +31,10 @@ Batch some_batch(std::int64_t micro_batches, std::uint64_t seed) {
   return {windows.narrow(2, 0, 16).contiguous(), windows.narrow(2, 1, 16).contiguous()};
 }
 
+at::Tensor take(TrainStep& step, const Batch& stacked, double lr) {
+  return *step.run(MicroBatches::of(stacked), lr);
+}
+
 std::vector<at::Tensor> values_of(const models::Llama& model, const AdamW& optimizer) {
   std::vector<at::Tensor> values;
   for (const auto& [name, tensor] : module_parameters(*model)) values.push_back(tensor.clone());
@@ -53,7 +57,7 @@ TEST(TrainStep, IsTheLoopWrittenOut) {
     for (int i = 0; i < 3; ++i) {
       const Batch batch = some_batch(micro_batches, 100 + i);
       const double lr = 1e-3 * (i + 1);
-      const StepFigures figures = StepFigures::read(step.run(batch, lr));
+      const StepFigures figures = StepFigures::read(take(step, batch, lr));
 
       by_hand.zero_grad();
       double loss = 0;
@@ -79,10 +83,71 @@ TEST(TrainStep, ExpertsHaveTheirFiguresAndBiasesMove) {
   AdamW optimizer(module_parameters(*model), kAdam);
   TrainStep step(model, optimizer, {});
   const at::Tensor before = model->routers()[0]->expert_bias.clone();
-  const StepFigures figures = StepFigures::read(step.run(some_batch(2, 1), 1e-3));
+  const StepFigures figures = StepFigures::read(take(step, some_batch(2, 1), 1e-3));
   EXPECT_GE(figures.expert_load, 1.0);
   EXPECT_LE(figures.expert_load, 2.0);  // two of four experts can have all tokens
   EXPECT_FALSE(torch::equal(model->routers()[0]->expert_bias, before));
+}
+
+TEST(TrainStep, MicroBatchesAreReadOneAfterTheOther) {
+  const models::Llama model = small_model();
+  AdamW optimizer(module_parameters(*model), kAdam);
+  TrainStep step(model, optimizer, {});
+  const Batch stacked = some_batch(4, 1);
+  c10::weak_intrusive_ptr<c10::TensorImpl> last(at::empty({0}).getIntrusivePtr());
+  at::Tensor gradient;
+  std::int64_t reads = 0;
+  const auto read = [&](std::int64_t i) {
+    EXPECT_EQ(i, reads++);
+    EXPECT_TRUE(last.expired()) << i;  // memory does not grow with their number
+    const at::Tensor now = model->lm_head->weight.grad();
+    EXPECT_EQ(now.defined(), i > 0);
+    EXPECT_FALSE(i > 1 && torch::equal(now, gradient)) << i;  // the one before is done
+    if (now.defined()) gradient = now.clone();
+    const Batch batch{stacked.tokens[i].clone(), stacked.targets[i].clone()};
+    last = c10::weak_intrusive_ptr<c10::TensorImpl>(batch.tokens.getIntrusivePtr());
+    return batch;
+  };
+  ASSERT_TRUE(step.run({.count = 4, .read = read}, 1e-3));
+  EXPECT_EQ(reads, 4);
+  const std::string error = testing::error_of([&] { step.run({.count = 0, .read = read}, 1e-3); });
+  EXPECT_NE(error.find("expected at least 1 micro-batch, got 0"), error.npos) << error;
+}
+
+// Steps dropped at each of their micro-batches, before and between whole ones.
+void expect_a_dropped_step_leaves_nothing(c10::Device device, bool cuda_graph) {
+  const auto run = [&](bool drops) {
+    models::Llama model = small_model(4);
+    model->to(device);
+    AdamW optimizer(module_parameters(*model), kAdam);
+    TrainStep step(model, optimizer, {.cuda_graph = cuda_graph});
+    std::vector<at::Tensor> values;
+    for (int i = 0; i < 6; ++i) {
+      for (std::int64_t whole = 0; drops && whole < 3; ++whole) {
+        MicroBatches batches = MicroBatches::of(some_batch(3, 900 + i));
+        batches.read = [whole, read = batches.read](std::int64_t at) {
+          return at == whole ? std::nullopt : read(at);
+        };
+        EXPECT_FALSE(step.run(batches, 0.5));
+      }
+      values.push_back(take(step, some_batch(3, i), 1e-2).cpu());
+    }
+    for (const at::Tensor& value : values_of(model, optimizer)) values.push_back(value.cpu());
+    return values;
+  };
+  expect_equal(run(true), run(false));
+}
+
+TEST(TrainStep, ADroppedStepLeavesNothing) {
+  expect_a_dropped_step_leaves_nothing(at::kCPU, false);
+}
+
+TEST(TrainStep, ADroppedStepLeavesNothingOnAGpu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU on this machine";
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  expect_a_dropped_step_leaves_nothing(at::kCUDA, false);
+  expect_a_dropped_step_leaves_nothing(at::kCUDA, true);
+  at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
 }
 
 // Whatever is not finite: the step and all after it leave everything as it was, until somebody
@@ -92,7 +157,7 @@ TEST(TrainStep, AfterANumberThatIsNotFiniteNothingChanges) {
     const models::Llama model = small_model(4);
     AdamW optimizer(module_parameters(*model), kAdam);
     TrainStep step(model, optimizer, {});
-    step.run(some_batch(2, 1), 1e-3);
+    take(step, some_batch(2, 1), 1e-3);
     at::Tensor weight = model->model->norm->weight;
     const at::Tensor good = weight.detach().clone();
     {
@@ -100,7 +165,7 @@ TEST(TrainStep, AfterANumberThatIsNotFiniteNothingChanges) {
       weight.fill_(infinite ? 3e38 : std::numeric_limits<double>::quiet_NaN());
     }
     const auto before = values_of(model, optimizer);
-    const StepFigures bad = StepFigures::read(step.run(some_batch(2, 2), 1e-3));
+    const StepFigures bad = StepFigures::read(take(step, some_batch(2, 2), 1e-3));
     EXPECT_FALSE(std::isfinite(bad.loss) && std::isfinite(bad.gradient_norm));
     const auto after = values_of(model, optimizer);
     ASSERT_EQ(before.size(), after.size());
@@ -112,7 +177,7 @@ TEST(TrainStep, AfterANumberThatIsNotFiniteNothingChanges) {
       weight.copy_(good);
     }
     const auto healed = values_of(model, optimizer);
-    const StepFigures later = StepFigures::read(step.run(some_batch(2, 3), 1e-3));
+    const StepFigures later = StepFigures::read(take(step, some_batch(2, 3), 1e-3));
     EXPECT_TRUE(std::isfinite(later.loss) && std::isfinite(later.gradient_norm));
     expect_equal(values_of(model, optimizer), healed);
   }
@@ -144,7 +209,7 @@ void expect_amaxes_change_no_bit(c10::Device device, bool cuda_graph, const char
     at::Tensor figures[2];
     for (Run* run : {&without, &with}) {
       const std::uint64_t before = kernels::counters().amax;
-      figures[run == &with] = run->step.run(some_batch(2, 50 + i), 1e-2).cpu();
+      figures[run == &with] = take(run->step, some_batch(2, 50 + i), 1e-2).cpu();
       reads[run == &with] = kernels::counters().amax - before;
     }
     saved += reads[0] - reads[1];

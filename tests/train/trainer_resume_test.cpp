@@ -1,5 +1,6 @@
 #include "octavo/train/trainer.h"
 
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 #include <torch/utils.h>
@@ -111,6 +112,68 @@ TEST_F(TrainerTest, MasterWeightsResumeBitEqual) {
   config.master_weights = false;  // the masters would be lost
   EXPECT_HAS(error_of([&] { Trainer trainer(config); }),
              "use the configuration the checkpoint was made with");
+}
+
+// Raises SIGTERM when a forward pass begins: the n-th of this thread while it lives.
+class SignalAtForward {
+ public:
+  explicit SignalAtForward(int n) {
+    left_ = n;
+    passes = 0;
+    handle_ = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(&on_call).scopes({at::RecordScope::FUNCTION}));
+  }
+  ~SignalAtForward() { at::removeCallback(handle_); }
+
+  static inline int passes = 0;
+
+ private:
+  static std::unique_ptr<at::ObserverContext> on_call(const at::RecordFunction& function) {
+    if (std::string_view(function.name()) != "aten::embedding") return nullptr;
+    ++passes;
+    if (--left_ == 0) std::raise(SIGTERM);
+    return nullptr;
+  }
+  static inline int left_ = 0;
+  at::CallbackHandle handle_;
+};
+
+TEST_F(TrainerTest, AStopBetweenMicroBatchesDropsTheStep) {
+  TrainConfig config = tiny("whole");
+  config.recipe = "rowwise";
+  config.weight_cache = true;
+  config.model.layers = 1;
+  config.steps = 4;
+  config.accumulation = 3;
+  config.validation_batches = 1;
+  const TrainResult whole = Trainer(config).run();
+  const auto expected = saved_parameters(config);
+  // The second micro-batch of the first step and of the third, and the last of the third.
+  for (const auto& [pass, steps] : {std::pair{2, 0}, {8, 2}, {9, 3}}) {
+    config.run_dir = (folder_ / std::to_string(pass)).string();
+    config.resume = false;
+    Trainer trainer(config);
+    TrainResult first;
+    {
+      const SignalAtForward signal(pass);
+      first = trainer.run();
+    }
+    EXPECT_EQ(SignalAtForward::passes, pass);  // nothing was computed after it
+    EXPECT_TRUE(first.interrupted);
+    EXPECT_EQ(first.steps, steps);
+    EXPECT_EQ(first.losses.size(), std::size_t(steps));
+    EXPECT_EQ(checkpoints_of(config.run_dir).rbegin()->first, steps);
+
+    config.resume = true;
+    const TrainResult rest = Trainer(config).run();
+    std::vector<double> losses = first.losses;
+    losses.insert(losses.end(), rest.losses.begin(), rest.losses.end());
+    EXPECT_EQ(losses, whole.losses) << pass;
+    EXPECT_EQ(rest.validation_loss, whole.validation_loss) << pass;
+    for (const auto& [name, tensor] : saved_parameters(config)) {
+      EXPECT_TRUE(torch::equal(tensor, expected.at(name))) << pass << " " << name;
+    }
+  }
 }
 
 TEST_F(TrainerTest, SigintStopsTooAndTheOldHandlerComesBack) {

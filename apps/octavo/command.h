@@ -84,7 +84,8 @@ enum class ExistingRun : std::uint8_t { kRefuse, kOverwrite };
 /// summary.json would replace the table's.
 void prepare_run_dir(const train::TrainConfig& config, ExistingRun existing);
 
-/// The recipes of a list separated by commas; those inside a recipe's brackets do not separate.
+/// The recipes of a list separated by commas; those inside a recipe's brackets do not separate. One
+/// that is named twice is an error.
 std::vector<std::string> split_recipes(const std::string& text);
 
 /// Rows of equal length, the first the heading; columns padded to their widest cell, text left and

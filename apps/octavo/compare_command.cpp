@@ -12,6 +12,7 @@
 #include "octavo/train/data.h"
 #include "octavo/train/json_file.h"
 #include "octavo/train/metrics.h"
+#include "octavo/train/run_lock.h"
 #include "octavo/train/trainer.h"
 
 namespace octavo::app {
@@ -63,7 +64,8 @@ std::vector<Entry> make_entries(const train::TrainConfig& base, const std::strin
     entry.config.flavour = colon == std::string::npos ? "auto" : text.substr(colon + 1);
     train::validate(entry.config);
     entry.label = folder_name(entry.config);
-    TORCH_CHECK(labels.insert(entry.label).second, "--recipes: ", text, " is given twice");
+    TORCH_CHECK(labels.insert(entry.label).second, "--recipes: ", text,
+                " is the same as one before it; name it once");
     entry.config.run_dir = (std::filesystem::path(base.run_dir) / entry.label).string();
     entries.push_back(std::move(entry));
   }
@@ -171,6 +173,7 @@ train::TrainResult run_entry(const train::TrainConfig& config) {
 void check_run_dirs(const train::TrainConfig& base, const std::vector<Entry>& entries,
                     ExistingRun existing) {
   const std::filesystem::path run_dir = base.run_dir;
+  train::check_run_dir(run_dir);
   TORCH_CHECK(
       !std::filesystem::exists(run_dir / "metrics.jsonl") && !train::newest_checkpoint(run_dir),
       "run_dir: ", base.run_dir,

@@ -86,6 +86,7 @@ void add_config_options(CLI::App& command, ConfigOptions& options,
 
 void prepare_run_dir(const train::TrainConfig& config, ExistingRun existing) {
   const std::filesystem::path run_dir = config.run_dir;
+  train::check_run_dir(run_dir);
   TORCH_CHECK(!train::read_json(run_dir / "summary.json").value.is_array(),
               "run_dir: ", config.run_dir,
               " holds a comparison (its summary.json is the table of octavo compare); name another "
@@ -124,6 +125,10 @@ std::vector<std::string> split_recipes(const std::string& text) {
     }
   }
   std::erase(parts, "");
+  for (auto part = parts.begin(); part != parts.end(); ++part) {
+    TORCH_CHECK(std::find(parts.begin(), part, *part) == part, "--recipes: ", *part,
+                " is given twice; name it once");
+  }
   return parts;
 }
 

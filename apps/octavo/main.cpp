@@ -47,19 +47,25 @@ int fail(int code, const std::string& message) {
 
 int usage_error(const CLI::App& app, const CLI::ParseError& error) {
   std::string command = "octavo";
-  for (const CLI::App* sub : app.get_subcommands()) command += " " + sub->get_name();
+  const CLI::App* asked = &app;
+  while (!asked->get_subcommands().empty()) {
+    asked = asked->get_subcommands().front();
+    command += " " + asked->get_name();
+  }
   std::string message = error.what();
   if (const std::size_t at = message.find(": At Most 1 required"); at != std::string::npos)
     message = message.substr(0, at) + ": given more than once; keep one";
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
-    const std::vector<std::string> extras = app.remaining(/*recurse=*/true);
+  // A misspelt command is missing and left over at once.
+  const std::vector<std::string> extras = app.remaining(/*recurse=*/true);
+  const bool missing = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr || (missing && !extras.empty())) {
     const std::string first = extras.empty() ? "" : extras.front();
     const std::string name = first.substr(0, first.find('='));
     if (first.starts_with("-")) {
       message = "unknown option " + name + did_you_mean(name, option_names(app));
-    } else if (app.get_subcommands().empty()) {
+    } else if (const auto known = asked->get_subcommands(nullptr); !known.empty()) {
       std::vector<std::string> names;
-      for (const CLI::App* sub : app.get_subcommands(nullptr)) names.push_back(sub->get_name());
+      for (const CLI::App* sub : known) names.push_back(sub->get_name());
       message = "unknown command " + first + did_you_mean(first, names);
     } else {
       message = "unexpected argument " + first;

@@ -127,6 +127,7 @@ BlockOutput LlamaBlockImpl::forward(const ResidualStream& in, const RopeTable& r
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config, const at::TensorOptions& tensor)
     : config(config) {
+  config.validate();
   embed_tokens = register_module("embed_tokens",
                                  nn::Embedding(nn::EmbeddingOptions{.vocabulary = config.vocabulary,
                                                                     .features = config.dim,
@@ -247,7 +248,6 @@ std::uint64_t next_seed() {
 }  // namespace
 
 LlamaImpl::LlamaImpl(const LlamaConfig& config, const at::TensorOptions& tensor) : config(config) {
-  config.validate();
   const std::uint64_t seed = next_seed();
   model = register_module("model", LlamaModel(config, tensor));
   lm_head = register_module("lm_head", make_linear(config.dim, config.vocabulary, tensor));
@@ -282,7 +282,7 @@ torch::Tensor LlamaImpl::head_loss(const torch::Tensor& x, const torch::Tensor& 
     return linear_cross_entropy(x, w, targets);
   }
   const at::Tensor logits_MV = lm_head(x).flatten(0, 1).to(at::kFloat);
-  return at::cross_entropy_loss(logits_MV, targets.flatten());
+  return cross_entropy(logits_MV, targets.flatten());
 }
 
 std::vector<nn::Router> LlamaImpl::routers() const {

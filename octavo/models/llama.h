@@ -130,10 +130,11 @@ class LlamaImpl : public torch::nn::Module {
   torch::Tensor forward_cached(const torch::Tensor& tokens, KvCache& cache);
 
   /// Mean cross-entropy in nats over all B * T targets, a scalar computed in fp32. tokens and
-  /// targets: (B, T) int64; a target of -100 does not count.
-  /// `gradient`: what backward() will hand to this loss, for a trainer that knows it. Where the
-  /// head's gradient is made in place (nn::put_gradients_in_place) and on a GPU, all gradients
-  /// are made with it in the forward pass (linear_cross_entropy_in_place()).
+  /// targets: (B, T) int64. A target of -100 does not count on the CPU; on a GPU it makes the loss
+  /// a NaN where the head is not converted (linear_cross_entropy()). `gradient`: what backward()
+  /// will hand to this loss, for a trainer that knows it. Where the head's gradient is made in
+  /// place (nn::put_gradients_in_place) and on a GPU, all gradients are made with it in the forward
+  /// pass (linear_cross_entropy_in_place()).
   torch::Tensor loss(const torch::Tensor& tokens, const torch::Tensor& targets,
                      std::optional<double> gradient = std::nullopt);
 

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -18,9 +19,14 @@ void check_positive(const char* field, double value) {
 }
 
 void check_divides(const char* field, std::int64_t value, const char* whole_field,
-                   std::int64_t whole) {
+                   std::int64_t whole, const char* otherwise = "") {
+  std::int64_t below = std::min(value, whole), above = value;
+  while (whole % below != 0) --below;
+  while (above < whole && whole % above != 0) ++above;
   TORCH_CHECK(whole % value == 0, field, " is ", value, "; it must divide ", whole_field,
-              ", which is ", whole);
+              ", which is ", whole, ": set ", field, " to ", below,
+              below < above && above <= whole ? " or " + std::to_string(above) : "", ", or change ",
+              whole_field, otherwise);
 }
 
 // Smallest first, dense ones before those with experts. The byte models have a vocabulary of 256;
@@ -213,7 +219,7 @@ void LlamaConfig::validate() const {
   check_positive("rope_theta", rope_theta);
   check_positive("norm_eps", norm_eps);
   TORCH_CHECK(head_size >= 0, "head_dim is ", head_size, "; it must be at least 0 (dim / heads)");
-  if (head_size == 0) check_divides("heads", heads, "dim", dim);
+  if (head_size == 0) check_divides("heads", heads, "dim", dim, " or give head_dim");
   check_divides("kv_heads", kv_heads, "heads", heads);
   TORCH_CHECK(head_dim() % 2 == 0, head_size > 0 ? "head_dim is " : "heads is ",
               head_size > 0 ? head_size : heads, head_size > 0 ? "; it" : "; dim / heads = ",

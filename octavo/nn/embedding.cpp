@@ -55,6 +55,9 @@ class EmbeddingInPlace : public torch::autograd::Function<EmbeddingInPlace> {
 EmbeddingImpl::EmbeddingImpl(const EmbeddingOptions& options) : options(options) { reset(); }
 
 void EmbeddingImpl::reset() {
+  TORCH_CHECK(options.vocabulary >= 1 && options.features >= 1,
+              "Embedding: expected vocabulary and features of at least 1, got ", options.vocabulary,
+              " and ", options.features, "; give the sizes of the model");
   weight = register_parameter("weight",
                               torch::empty({options.vocabulary, options.features}, options.tensor));
   torch::NoGradGuard no_grad;

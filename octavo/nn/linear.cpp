@@ -45,6 +45,9 @@ class LinearInPlace : public torch::autograd::Function<LinearInPlace> {
 LinearImpl::LinearImpl(const LinearOptions& options) : options(options) { reset(); }
 
 void LinearImpl::reset() {
+  TORCH_CHECK(options.in_features >= 0 && options.out_features >= 0,
+              "Linear: expected in_features and out_features of 0 or more, got ",
+              options.in_features, " and ", options.out_features, "; give the sizes of the layer");
   weight = register_parameter(
       "weight", torch::empty({options.out_features, options.in_features}, options.tensor));
   // LibTorch warns of an undefined parameter that is to require a gradient.
@@ -63,7 +66,7 @@ void LinearImpl::tie_weight(const torch::Tensor& other) {
   TORCH_CHECK(other.dim() == 2 && other.size(0) == options.out_features &&
                   other.size(1) == options.in_features,
               "tie_weight: the other weight is ", other.sizes(), "; this linear's is [",
-              options.out_features, ", ", options.in_features, "]");
+              options.out_features, ", ", options.in_features, "]; give both the same sizes");
   parameters_["weight"] = other;
   weight = other;
 }

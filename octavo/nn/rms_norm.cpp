@@ -1,5 +1,9 @@
 #include "octavo/nn/rms_norm.h"
 
+#include <c10/util/Exception.h>
+
+#include <cmath>
+
 #include "octavo/ops/quantized_rms_norm.h"
 
 namespace octavo::nn {
@@ -7,6 +11,11 @@ namespace octavo::nn {
 RMSNormImpl::RMSNormImpl(const RMSNormOptions& options) : options(options) { reset(); }
 
 void RMSNormImpl::reset() {
+  TORCH_CHECK(options.features >= 0, "RMSNorm: features: expected 0 or more, got ",
+              options.features, "; give the size of the last dimension");
+  TORCH_CHECK(std::isfinite(options.eps) && options.eps >= 0,
+              "RMSNorm: eps: expected a finite number, 0 or more, got ", options.eps,
+              "; models have 1e-6 or 1e-5");
   weight = register_parameter("weight", torch::ones({options.features}, options.tensor));
 }
 

@@ -8,6 +8,8 @@ RouterImpl::RouterImpl(const RouterOptions& options) : options(options) {
   TORCH_CHECK(options.top_k >= 1 && options.top_k <= options.experts,
               "Router: top_k: expected 1 to the number of experts, ", options.experts, ", got ",
               options.top_k, "; lower it or add experts");
+  TORCH_CHECK(options.features >= 1, "Router: features: expected at least 1, got ",
+              options.features, "; give the width of a token");
   gate = register_module("gate", Linear(LinearOptions{.in_features = options.features,
                                                       .out_features = options.experts,
                                                       .initialise = options.initialise,

@@ -45,7 +45,7 @@ void refuse_tangents(const char* what, std::initializer_list<at::Tensor> inputs)
   }
 }
 
-void check_one_device(const char* what, std::initializer_list<at::Tensor> inputs) {
+void check_one_device(std::string_view what, std::initializer_list<at::Tensor> inputs) {
   const at::Tensor& first = *inputs.begin();
   for (const at::Tensor& input : inputs) {
     TORCH_CHECK(!input.defined() || input.device() == first.device(), what,

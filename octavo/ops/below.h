@@ -5,6 +5,7 @@
 
 #include <initializer_list>
 #include <string>
+#include <string_view>
 
 /// What operators without a derivative of their own, or without casts under autocast, share.
 namespace octavo::ops {
@@ -36,7 +37,7 @@ void refuse_tangents(const char* what, std::initializer_list<at::Tensor> inputs)
 /// Throws unless all inputs are on the first one's device. The dispatcher picks a Meta kernel as
 /// soon as one argument is on the meta device, which would then allocate for the others and fill
 /// nothing.
-void check_one_device(const char* what, std::initializer_list<at::Tensor> inputs);
+void check_one_device(std::string_view what, std::initializer_list<at::Tensor> inputs);
 
 /// `output`, which requires a gradient and raises an error naming `what` once that is asked for.
 /// A result that silently required none would train a model without the gradients it should have.

@@ -16,6 +16,8 @@
 namespace octavo::ops {
 namespace {
 
+constexpr OperandNames kExpertsOperands[2] = {{"float8_experts", "x", "w_gate_up"},
+                                              {"float8_experts", "h", "w_down"}};
 constexpr const char* kExpertsScaleNames[2] = {"w_gate_up_scale", "w_down_scale"};
 
 void check_experts_sizes(const at::Tensor& x, const std::array<at::Tensor, 2>& w) {
@@ -133,8 +135,10 @@ ExpertsBackwardResult float8_experts_backward_kernel(
     const ExpertsBackwardArguments& in, std::string_view recipe, bool need_dx,
     at::ScalarType dw_dtype, bool fuse, const std::array<at::Tensor, 2>& accumulate_into) {
   const LinearSpec spec = resolve_experts_for(recipe, in.dy.device());
-  check_grouped_backward_arguments(in.dy, in.x, in.x_scale, in.w[0], in.w_scale[0], in.offs, spec);
-  check_grouped_backward_arguments(in.dy, in.h, in.h_scale, in.w[1], in.w_scale[1], in.offs, spec);
+  for (std::size_t i = 0; i < 2; ++i) {
+    check_grouped_backward_arguments(in.dy, i == 1 ? in.h : in.x, i == 1 ? in.h_scale : in.x_scale,
+                                     in.w[i], in.w_scale[i], in.offs, spec, kExpertsOperands[i]);
+  }
   check_offsets("offs", in.offs, /*experts=*/-1, in.dy.size(0), in.dy.device());
   TORCH_CHECK(in.x.has_value() == in.h.has_value(),
               "float8_experts_backward: expected x and h together, got only ", in.x ? "x" : "h",
@@ -226,8 +230,8 @@ ExpertsBackwardResult call_float8_experts_backward(
 
 void check_experts_arguments(const at::Tensor& x, const at::Tensor& w_gate_up,
                              const at::Tensor& w_down, const at::Tensor& offs) {
-  check_grouped_forward_arguments(x, w_gate_up, offs);
-  check_grouped_forward_arguments(x, w_down, offs);
+  check_grouped_forward_arguments(x, w_gate_up, offs, {"float8_experts", "x", "w_gate_up"});
+  check_grouped_forward_arguments(x, w_down, offs, {"float8_experts", "x", "w_down"});
   TORCH_CHECK(w_gate_up.scalar_type() == w_down.scalar_type(),
               "float8_experts: expected weights of one dtype, got ", w_gate_up.scalar_type(),
               " and ", w_down.scalar_type(), "; convert one of them");

@@ -133,7 +133,7 @@ GroupedBackwardResult float8_grouped_linear_backward_kernel(
 
 QuantizedResult quantize_experts_weight(const at::Tensor& w, std::string_view recipe) {
   const LinearSpec spec = resolve_experts_for(recipe, w.device());
-  check_grouped_weight(w);
+  check_grouped_weight(w, {"quantize_weight"});
   const QuantizedOperand out =
       quantize_expert_weights(w, {.rows = spec.forward.b, .transposed = spec.dx.b});
   return {to_bytes(out.rows.data), scale_bytes(out.rows), to_bytes(out.transposed.data),

@@ -76,7 +76,7 @@ GroupedBackwardResult grouped_backward_meta(const at::Tensor& dy,
 
 QuantizedResult quantize_experts_weight_meta(const at::Tensor& w, std::string_view recipe) {
   const LinearSpec spec = resolve_experts_for(recipe, w.device());
-  check_grouped_weight(w);
+  check_grouped_weight(w, {"quantize_weight"});
   const c10::SymInt e = w.sym_size(0), n = w.sym_size(1), k = w.sym_size(2);
   const at::TensorOptions bytes = w.options().dtype(at::kByte);
   return {at::empty_symint({e, n, k}, bytes),

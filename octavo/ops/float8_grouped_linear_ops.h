@@ -57,19 +57,23 @@ QuantizedResult quantize_experts_weight_meta(const at::Tensor& w, std::string_vi
 /// The three grouped products' layouts on `device`, with its own flavour.
 LinearSpec resolve_experts_for(std::string_view recipe, at::Device device);
 
-/// Argument checks that compare no sizes, shared by real and Meta kernels.
-void check_grouped_weight(const at::Tensor& w);
+/// Argument checks that compare no sizes, shared by real and Meta kernels; OperandNames as for
+/// float8_linear's.
+inline constexpr OperandNames kGroupedOperands{.op = "float8_grouped_linear"};
+void check_grouped_weight(const at::Tensor& w, const OperandNames& names = kGroupedOperands);
 /// One layout of w that is quantised already: bytes (three dimensions) and flat scale, both or
 /// none.
 void check_quantized_experts(const char* argument, const at::Tensor& w,
                              const std::optional<at::Tensor>& bytes,
                              const std::optional<at::Tensor>& scale);
 void check_grouped_forward_arguments(const at::Tensor& x, const at::Tensor& w,
-                                     const at::Tensor& offs);
+                                     const at::Tensor& offs,
+                                     const OperandNames& names = kGroupedOperands);
 void check_grouped_backward_arguments(const at::Tensor& dy, const std::optional<at::Tensor>& x,
                                       const std::optional<at::Tensor>& x_scale,
                                       const std::optional<at::Tensor>& w,
                                       const std::optional<at::Tensor>& w_scale,
-                                      const at::Tensor& offs, const LinearSpec& spec);
+                                      const at::Tensor& offs, const LinearSpec& spec,
+                                      const OperandNames& names = kGroupedOperands);
 
 }  // namespace octavo::ops

@@ -48,7 +48,7 @@ at::Tensor float8_linear_kernel(const at::Tensor& x, const at::Tensor& w,
 QuantizedResult quantize_weight_kernel(const at::Tensor& w, std::string_view recipe) {
   if (w.dim() == 3) return quantize_experts_weight(w, recipe);
   const LinearSpec spec = resolve_for(recipe, w.device());
-  check_weight_argument(w);
+  check_weight_argument(w, {"quantize_weight"});
   const QuantizedLayouts layouts =
       layouts_of(quantize_operand(w, {.rows = spec.forward.b, .transposed = spec.dx.b}));
   return {layouts.rows, layouts.rows_scale, layouts.transposed, layouts.transposed_scale};
@@ -56,7 +56,7 @@ QuantizedResult quantize_weight_kernel(const at::Tensor& w, std::string_view rec
 
 QuantizedResult quantize_input_kernel(const at::Tensor& x, std::string_view recipe, bool need_dw) {
   const LinearSpec spec = resolve_for(recipe, x.device());
-  check_input_argument(x);
+  check_input_argument(x, {"quantize_input"});
   const bool transposed = need_dw && !spec.dw.high_precision();
   const QuantizedLayouts layouts = layouts_of(
       quantize_operand(as_matrix(x), {.rows = spec.forward.a,
@@ -222,7 +222,7 @@ QuantizedLayouts quantize_weight(const at::Tensor& w, const Recipe& recipe,
   if (amax.defined()) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const LinearSpec spec = ops::resolve_for(recipe.to_string(), w.device());
-    ops::check_weight_argument(w);
+    ops::check_weight_argument(w, {"quantize_weight"});
     return ops::layouts_of(quantize_operand(
         w, {.rows = spec.forward.b, .transposed = spec.dx.b, .amax = {.tensor = amax}}));
   }
@@ -235,7 +235,7 @@ QuantizedLayouts quantize_weight(const at::Tensor& w, const Recipe& recipe,
 QuantizedLayouts quantize_input(const at::Tensor& x, const Recipe& recipe, bool need_dw) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   const LinearSpec spec = ops::resolve_for(recipe.to_string(), x.device());
-  ops::check_input_argument(x);
+  ops::check_input_argument(x, {"quantize_input"});
   const bool transposed = need_dw && !spec.dw.high_precision();
   return ops::layouts_of(quantize_operand(
       ops::as_matrix(x),

@@ -79,7 +79,7 @@ BackwardResult backward_meta(const at::Tensor& dy, const std::optional<at::Tenso
 
 QuantizedResult quantize_input_meta(const at::Tensor& x, std::string_view recipe, bool need_dw) {
   const LinearSpec spec = resolve_for(recipe, x.device());
-  check_input_argument(x);
+  check_input_argument(x, {"quantize_input"});
   const c10::SymInt m = leading_size(x), k = x.sym_size(-1);
   const bool transposed = need_dw && !spec.dw.high_precision();
   return {
@@ -91,7 +91,7 @@ QuantizedResult quantize_input_meta(const at::Tensor& x, std::string_view recipe
 QuantizedResult quantize_weight_meta(const at::Tensor& w, std::string_view recipe) {
   if (w.dim() == 3) return quantize_experts_weight_meta(w, recipe);
   const LinearSpec spec = resolve_for(recipe, w.device());
-  check_weight_argument(w);
+  check_weight_argument(w, {"quantize_weight"});
   const c10::SymInt n = w.sym_size(0), k = w.sym_size(1);
   return {empty_bytes(w, n, k), empty_flat_scale_meta(w, spec.forward.b->granularity, n, k),
           empty_bytes(w, k, n), empty_flat_scale_meta(w, spec.dx.b->granularity, k, n)};

@@ -10,25 +10,24 @@ bool is_high_precision(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
 }
 
-void check_dtype(const char* argument, const at::Tensor& tensor) {
-  TORCH_CHECK(is_high_precision(tensor.scalar_type()), "float8_linear: ", argument,
+void check_dtype(const char* op, const char* argument, const at::Tensor& tensor) {
+  TORCH_CHECK(is_high_precision(tensor.scalar_type()), op, ": ", argument,
               " must be float32, bfloat16 or float16, got ", tensor.scalar_type(),
               "; convert it with ", argument, ".to(torch.float32)");
 }
 
 // An operand kept for backward: FP8 bytes with their scale, or high precision without one.
-void check_saved(const char* argument, const std::optional<at::Tensor>& tensor,
+void check_saved(const char* op, const char* argument, const std::optional<at::Tensor>& tensor,
                  const std::optional<at::Tensor>& scale) {
   if (!tensor) {
-    TORCH_CHECK(!scale, "float8_linear_backward: ", argument, "_scale is given without ", argument,
+    TORCH_CHECK(!scale, op, "_backward: ", argument, "_scale is given without ", argument,
                 "; give both or none");
     return;
   }
-  if (!scale) return check_dtype(argument, *tensor);
-  TORCH_CHECK(tensor->scalar_type() == at::kByte && tensor->dim() == 2,
-              "float8_linear_backward: ", argument,
-              " with a scale must be float8_linear_forward's matrix of bytes, got ",
-              tensor->scalar_type(), " with ", tensor->dim(), " dimensions");
+  if (!scale) return check_dtype(op, argument, *tensor);
+  TORCH_CHECK(tensor->scalar_type() == at::kByte && tensor->dim() == 2, op, "_backward: ", argument,
+              " with a scale must be a matrix of bytes, got ", tensor->scalar_type(), " with ",
+              tensor->dim(), " dimensions; pass both as ", op, "_forward gave them");
 }
 
 }  // namespace
@@ -77,14 +76,16 @@ BackwardResult call_float8_linear_backward(const at::Tensor& dy, const std::opti
   return op.call(dy, x, x_scale, w, w_scale, recipe, dw_dtype, dbias_dtype);
 }
 
-void check_input_argument(const at::Tensor& x) {
-  TORCH_CHECK(x.dim() >= 1, "float8_linear: x must be (..., K), got a scalar");
-  check_dtype("x", x);
+void check_input_argument(const at::Tensor& x, const OperandNames& names) {
+  TORCH_CHECK(x.dim() >= 1, names.op, ": ", names.x, " must be (..., K), got a scalar; give it a ",
+              "dimension of features");
+  check_dtype(names.op, names.x, x);
 }
 
-void check_weight_argument(const at::Tensor& w) {
-  TORCH_CHECK(w.dim() == 2, "float8_linear: w must be (N, K), got ", w.dim(), " dimensions");
-  check_dtype("w", w);
+void check_weight_argument(const at::Tensor& w, const OperandNames& names) {
+  TORCH_CHECK(w.dim() == 2, names.op, ": ", names.w, " must be (N, K), got ", w.dim(),
+              " dimensions; pass one weight, (out_features, in_features)");
+  check_dtype(names.op, names.w, w);
 }
 
 void check_quantized(const char* argument, const at::Tensor& w,
@@ -100,35 +101,38 @@ void check_quantized(const char* argument, const at::Tensor& w,
               scale->dim(), "; pass what quantize_weight gave");
   TORCH_CHECK(bytes->device() == w.device() && scale->device() == w.device(),
               "float8_linear: ", argument, " and its scale must be on the operand's device, ",
-              w.device(), ", got ", bytes->device(), " and ", scale->device());
+              w.device(), ", got ", bytes->device(), " and ", scale->device(), "; move them there");
 }
 
 void check_forward_arguments(const at::Tensor& x, const at::Tensor& w,
-                             const std::optional<at::Tensor>& bias) {
-  check_input_argument(x);
-  check_weight_argument(w);
-  TORCH_CHECK(w.device() == x.device(), "float8_linear: x and w must be on one device, got ",
-              x.device(), " and ", w.device());
+                             const std::optional<at::Tensor>& bias, const OperandNames& names) {
+  check_input_argument(x, names);
+  check_weight_argument(w, names);
+  TORCH_CHECK(w.device() == x.device(), names.op, ": ", names.x, " and ", names.w,
+              " must be on one device, got ", x.device(), " and ", w.device(),
+              "; move one of them");
   if (!bias) return;
-  TORCH_CHECK(bias->dim() == 1, "float8_linear: bias must be (N), got ", bias->dim(),
-              " dimensions");
-  check_dtype("bias", *bias);
-  TORCH_CHECK(bias->device() == x.device(), "float8_linear: x and bias must be on one device, got ",
-              x.device(), " and ", bias->device());
+  TORCH_CHECK(bias->dim() == 1, names.op, ": bias must be (N), got ", bias->dim(),
+              " dimensions; flatten it");
+  check_dtype(names.op, "bias", *bias);
+  TORCH_CHECK(bias->device() == x.device(), names.op, ": ", names.x, " and bias must be on one ",
+              "device, got ", x.device(), " and ", bias->device(), "; move one of them");
 }
 
 void check_backward_arguments(const at::Tensor& dy, const std::optional<at::Tensor>& x,
                               const std::optional<at::Tensor>& x_scale,
                               const std::optional<at::Tensor>& w,
-                              const std::optional<at::Tensor>& w_scale, const LinearSpec& spec) {
-  TORCH_CHECK(dy.dim() >= 1, "float8_linear_backward: dy must be (..., N), got a scalar");
-  check_dtype("dy", dy);
-  check_saved("x", x, x_scale);
-  check_saved("w", w, w_scale);
-  TORCH_CHECK(!x || x_scale.has_value() != spec.dw.high_precision(),
-              "float8_linear_backward: this recipe needs x ",
-              spec.dw.high_precision() ? "itself, without a scale"
-                                       : "as float8_linear_forward's bytes and scale");
+                              const std::optional<at::Tensor>& w_scale, const LinearSpec& spec,
+                              const OperandNames& names) {
+  TORCH_CHECK(dy.dim() >= 1, names.op, "_backward: dy must be (..., N), got a scalar; give it a ",
+              "dimension of features");
+  check_dtype(names.op, "dy", dy);
+  check_saved(names.op, names.x, x, x_scale);
+  check_saved(names.op, names.w, w, w_scale);
+  TORCH_CHECK(!x || x_scale.has_value() != spec.dw.high_precision(), names.op,
+              "_backward: this recipe needs ", names.x,
+              spec.dw.high_precision() ? " itself, without a scale" : " as bytes with a scale",
+              "; pass what ", names.op, "_forward saves for it");
 }
 
 }  // namespace octavo::ops

@@ -73,11 +73,19 @@ at::Tensor float8_linear_recorded(const at::Tensor& x, const at::Tensor& w,
 /// The three products' layouts on `device`, with its own flavour.
 LinearSpec resolve_for(std::string_view recipe, at::Device device);
 
+/// The operator whose arguments are checked, and what it calls those that are a linear's x and w:
+/// messages begin with it.
+struct OperandNames {
+  const char* op = "float8_linear";
+  const char* x = "x";
+  const char* w = "w";
+};
+
 /// Argument checks that compare no sizes, shared by real and Meta kernels.
 void check_forward_arguments(const at::Tensor& x, const at::Tensor& w,
-                             const std::optional<at::Tensor>& bias);
-void check_input_argument(const at::Tensor& x);
-void check_weight_argument(const at::Tensor& w);
+                             const std::optional<at::Tensor>& bias, const OperandNames& names = {});
+void check_input_argument(const at::Tensor& x, const OperandNames& names = {});
+void check_weight_argument(const at::Tensor& w, const OperandNames& names = {});
 /// One layout of an operand that is quantised already: bytes and scale, both or none.
 void check_quantized(const char* argument, const at::Tensor& w,
                      const std::optional<at::Tensor>& bytes,
@@ -85,6 +93,7 @@ void check_quantized(const char* argument, const at::Tensor& w,
 void check_backward_arguments(const at::Tensor& dy, const std::optional<at::Tensor>& x,
                               const std::optional<at::Tensor>& x_scale,
                               const std::optional<at::Tensor>& w,
-                              const std::optional<at::Tensor>& w_scale, const LinearSpec& spec);
+                              const std::optional<at::Tensor>& w_scale, const LinearSpec& spec,
+                              const OperandNames& names = {});
 
 }  // namespace octavo::ops

@@ -18,7 +18,9 @@
 namespace octavo::ops {
 namespace {
 
-constexpr const char* kWeightNames[3] = {"w_gate", "w_up", "w_down"};
+constexpr OperandNames kOperands[3] = {{"float8_swiglu_mlp", "x", "w_gate"},
+                                       {"float8_swiglu_mlp", "x", "w_up"},
+                                       {"float8_swiglu_mlp", "h", "w_down"}};
 constexpr const char* kWeightScaleNames[3] = {"w_gate_scale", "w_up_scale", "w_down_scale"};
 
 void check_mlp_sizes(const at::Tensor& x, const std::array<at::Tensor, 3>& w) {
@@ -93,7 +95,7 @@ MlpForwardResult float8_swiglu_mlp_forward_kernel(const at::Tensor& x,
             ? spec.dx.b
             : std::nullopt;
     const QuantizedOperand operand =
-        operand_of(kWeightNames[i], kWeightScaleNames[i], w[i],
+        operand_of(kOperands[i].w, kWeightScaleNames[i], w[i],
                    given[i] ? if_defined(given[i]->rows) : std::nullopt,
                    given[i] ? if_defined(given[i]->rows_scale) : std::nullopt, *spec.forward.b,
                    transposed, quantized.weight_amaxes[i]);
@@ -142,7 +144,7 @@ MlpBackwardResult float8_swiglu_mlp_backward_kernel(
   const LinearSpec spec = resolve_for(recipe, in.dy.device());
   for (std::size_t i = 0; i < 3; ++i) {
     check_backward_arguments(in.dy, i == 2 ? in.h : in.x, i == 2 ? in.h_scale : in.x_scale, in.w[i],
-                             in.w_scale[i], spec);
+                             in.w_scale[i], spec, kOperands[i]);
   }
   TORCH_CHECK(in.x.has_value() == in.h.has_value(),
               "float8_swiglu_mlp_backward: expected x and h together, got only ", in.x ? "x" : "h",
@@ -244,8 +246,9 @@ MlpBackwardResult call_float8_swiglu_mlp_backward(
 
 void check_mlp_arguments(const at::Tensor& x, const at::Tensor& w_gate, const at::Tensor& w_up,
                          const at::Tensor& w_down) {
+  std::size_t i = 0;
   for (const at::Tensor& w : {w_gate, w_up, w_down}) {
-    check_forward_arguments(x, w, std::nullopt);
+    check_forward_arguments(x, w, std::nullopt, {"float8_swiglu_mlp", "x", kOperands[i++].w});
     TORCH_CHECK(w.scalar_type() == w_gate.scalar_type(),
                 "float8_swiglu_mlp: expected weights of one dtype, got ", w_gate.scalar_type(),
                 " and ", w.scalar_type(), "; convert one of them");

@@ -125,8 +125,8 @@ at::Tensor linear_cross_entropy_kernel(const at::Tensor& x, const at::Tensor& w,
               "; expected at least 1");
   if (!x.is_cuda() && !x.is_meta()) {
     const at::Tensor logits_MV =
-        at::linear(x, w).reshape({targets.numel(), w.size(0)}).to(at::kFloat);
-    return at::cross_entropy_loss(logits_MV, targets.flatten());
+        at::linear(x, w).reshape_symint({targets.sym_numel(), w.sym_size(0)}).to(at::kFloat);
+    return cross_entropy(logits_MV, targets.flatten());
   }
   refuse_tangents("linear_cross_entropy", {x, w});
   // Inside a Function's forward grad mode is off.
@@ -149,6 +149,19 @@ namespace octavo {
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets,
                                 std::int64_t chunk_bytes) {
   return ops::linear_cross_entropy_kernel(x, w, targets, chunk_bytes);
+}
+
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets) {
+  try {
+    return at::cross_entropy_loss(logits, targets);
+  } catch (const c10::IndexError&) {
+    const at::Tensor outside = (targets < 0).logical_or_(targets >= logits.size(1));
+    const at::Tensor bad = targets.masked_select(outside.logical_and_(targets != -100));
+    TORCH_CHECK_INDEX(bad.numel() == 0, "cross-entropy: targets: expected tokens of [0, ",
+                      logits.size(1), "), or -100 for none, got ", bad[0].item<std::int64_t>(),
+                      "; use data made for this vocabulary");
+    throw;
+  }
 }
 
 at::Tensor linear_cross_entropy_in_place([[maybe_unused]] const at::Tensor& x,

@@ -16,11 +16,16 @@ namespace octavo {
 /// `chunk_bytes`; each chunk's gradient replaces its logits in place and is multiplied at once into
 /// dx and dw, which is what backward keeps. dw is added up in fp32 within a chunk and rounded to
 /// w's dtype once a chunk. On the CPU: LibTorch's linear and cross_entropy on fp32 logits.
-/// A target outside [0, V) is an error on the CPU and a NaN loss on a GPU, which cannot throw.
+/// A target outside [0, V) is an error on the CPU and a NaN loss on a GPU, which cannot throw; on
+/// the CPU -100 is none and does not count.
 /// No tokens: NaN, as LibTorch's mean. Deterministic. Backward runs once.
 /// Errors: sizes or dtypes that do not match.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets,
                                 std::int64_t chunk_bytes = std::int64_t{1} << 30);
+
+/// The mean cross-entropy of logits (M, V) fp32 and targets (M) int64 by LibTorch: a target of -100
+/// does not count, another outside [0, V) is an error on the CPU, and ends the process on a GPU.
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
 
 /// The same on a GPU for a trainer that owns w: dw is written to w.grad(), or added to what is
 /// there, in the products of the forward pass, and autograd gets none. `gradient` is what

@@ -23,7 +23,7 @@ T find(const char* argument, std::string_view word, const std::vector<Word<T>>& 
     words.push_back(entry.word);
   }
   TORCH_CHECK(false, argument, ": expected one of ", join(words), ", got '", word, "'",
-              did_you_mean(word, words));
+              did_you_mean(word, words), "; give one of them");
 }
 
 }  // namespace

@@ -13,13 +13,13 @@ namespace {
 // The rows of an operand that is quantised already, of `matrix` (R, C).
 ScaledTensor given_rows(const char* argument, const char* scale_name, const at::Tensor& matrix,
                         const at::Tensor& bytes, const at::Tensor& scale, const LayoutSpec& spec) {
-  TORCH_CHECK(bytes.sizes() == matrix.sizes() && bytes.is_contiguous(), "float8_linear: ", argument,
+  TORCH_CHECK(bytes.sizes() == matrix.sizes() && bytes.is_contiguous(), argument,
               ": expected a contiguous ", matrix.sizes(), " as the operand's sizes ask for, got ",
               bytes.sizes(), " with strides ", bytes.strides(),
               "; pass what was quantised from the same tensor");
   const at::ScalarType dtype = spec.granularity.mx ? at::kByte : at::kFloat;
-  TORCH_CHECK(scale.scalar_type() == dtype, "float8_linear: ", scale_name, ": expected ", dtype,
-              ", got ", scale.scalar_type(), "; quantise the operand by the same recipe");
+  TORCH_CHECK(scale.scalar_type() == dtype, scale_name, ": expected ", dtype, ", got ",
+              scale.scalar_type(), "; quantise the operand by the same recipe");
   return from_bytes(scale_name, bytes, scale, spec);
 }
 

@@ -73,7 +73,7 @@ QuantizedRmsNorm quantized_rms_norm(const at::Tensor& x, const std::optional<at:
       ops::records_without_autocast(x),
       "quantized_rms_norm: expected a graph to be recorded, without autocast; call rms_norm()");
   ops::refuse_tangents("quantized_rms_norm", {x, residual.value_or(at::Tensor()), w});
-  ops::check_input_argument(x);
+  ops::check_input_argument(x, {"quantized_rms_norm"});
   const LinearSpec spec = ops::resolve_for(recipe.to_string(), x.device());
   const bool high_precision_dw = need_dw && spec.dw.high_precision();
   const OperandSpec operand{.rows = spec.forward.a,

@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <cmath>
+
 #include "octavo/ops/below.h"
 #include "octavo/ops/find_operator.h"
 #include "octavo/ops/operands.h"
@@ -37,8 +39,8 @@ std::tuple<at::Tensor, at::Tensor> call_rms_norm_backward(const at::Tensor& dy,
 }
 
 RmsNormResult rms_norm_forward_meta(const at::Tensor& x, const std::optional<at::Tensor>& residual,
-                                    const at::Tensor& w, double) {
-  check_rms_norm(x, residual, w);
+                                    const at::Tensor& w, double eps) {
+  check_rms_norm(x, residual, w, eps);
   std::vector<c10::SymInt> rows = x.sym_sizes().vec();
   rows.pop_back();
   return {
@@ -108,7 +110,10 @@ RmsNormGradients rms_norm_gradients(const AutogradContext& context,
 }
 
 void check_rms_norm(const at::Tensor& x, const std::optional<at::Tensor>& residual,
-                    const at::Tensor& w) {
+                    const at::Tensor& w, double eps) {
+  TORCH_CHECK(std::isfinite(eps) && eps >= 0,
+              "rms_norm: eps: expected a finite number, 0 or more, ", "got ", eps,
+              "; models have 1e-6 or 1e-5");
   TORCH_CHECK(w.dim() == 1 && x.dim() >= 1 && x.sym_size(-1) == w.sym_size(0), "rms_norm: x is ",
               x.sym_sizes(), " and w is ", w.sym_sizes(),
               "; w must be one-dimensional and as long as x's last dimension");
@@ -129,7 +134,7 @@ void check_rms_norm(const at::Tensor& x, const std::optional<at::Tensor>& residu
 //   dx = r * (g * w) - h * r^3 / D * sum over columns of g * h * w
 RmsNormResult rms_norm_composite(const at::Tensor& x, const std::optional<at::Tensor>& residual,
                                  const at::Tensor& w, double eps) {
-  check_rms_norm(x, residual, w);
+  check_rms_norm(x, residual, w, eps);
   const at::Tensor h = residual ? x + *residual : x;
   const auto type = compute_type(h);
   const at::Tensor h_MD = h.reshape({-1, w.size(0)}).to(type);

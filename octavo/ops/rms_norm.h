@@ -12,7 +12,7 @@ namespace octavo {
 /// fp64 input) and rounded once at the end. Backward keeps x, w and one fp32 number per row.
 /// An empty x gives an empty y and zero dw. A NaN or Inf makes its own row NaN and no other.
 /// CPU and GPU agree to rounding (sums in another order). Deterministic.
-/// Errors: a last dimension that is not w's size.
+/// Errors: a last dimension that is not w's size; an eps that is negative or not finite.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& w, double eps);
 
 /// (h, y): h = x + residual, rounded to x's dtype, and y = rms_norm(h, w, eps), in one pass on a

@@ -55,7 +55,7 @@ RmsNormResult run_rms_norm(const at::Tensor& x, const std::optional<at::Tensor>&
 
 RmsNormResult rms_norm_forward_cuda(const at::Tensor& x, const std::optional<at::Tensor>& residual,
                                     const at::Tensor& w, double eps) {
-  check_rms_norm(x, residual, w);
+  check_rms_norm(x, residual, w, eps);
   if (!takes_rms_norm(x, w)) return rms_norm_composite(x, residual, w, eps);
   return run_rms_norm(aligned(x), residual, aligned(w), eps, /*with_y=*/true, nullptr);
 }
@@ -98,7 +98,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& dy,
 RmsNormOperand rms_norm_operand_cuda(const at::Tensor& x, const std::optional<at::Tensor>& residual,
                                      const at::Tensor& w, double eps, const OperandSpec& spec,
                                      bool keep_y) {
-  check_rms_norm(x, residual, w);
+  check_rms_norm(x, residual, w, eps);
   if (!takes_rms_norm(x, w)) {
     auto [h, y, rstd] = rms_norm_composite(x, residual, w, eps);
     return {.h = h, .rstd = rstd, .y = y, .operand = quantize_operand(as_matrix(y), spec)};

@@ -50,6 +50,6 @@ RmsNormOperand rms_norm_operand_cuda(const at::Tensor& x, const std::optional<at
 #endif
 
 void check_rms_norm(const at::Tensor& x, const std::optional<at::Tensor>& residual,
-                    const at::Tensor& w);
+                    const at::Tensor& w, double eps);
 
 }  // namespace octavo::ops

@@ -27,7 +27,7 @@ at::Tensor unflatten_scale(std::string_view argument, const at::Tensor& flat,
   TORCH_CHECK(flat.dim() == 1 && flat.size(0) == r * row && flat.is_contiguous(), argument,
               ": expected the ", r * row, " scales of a ", rows, " x ", columns,
               " matrix of granularity ", to_string(granularity), ", flat, got sizes ", flat.sizes(),
-              "; pass what float8_linear_forward gave");
+              "; pass the scale that was made with these bytes");
   return piece_of(flat, 0, {r, c}, default_scale_strides(granularity, r, c), flat.scalar_type());
 }
 
@@ -73,7 +73,7 @@ ScaledTensor from_bytes(const char* scale_name, const at::Tensor& bytes, const a
         scale.dim() == 1 && scale.size(0) == bytes.size(0) * r * row && scale.is_contiguous(),
         scale_name, ": expected the ", bytes.size(0) * r * row, " scales of ", bytes.sizes(),
         " weights of granularity ", to_string(spec.granularity), ", flat, got sizes ",
-        scale.sizes(), "; pass what float8_grouped_linear_forward gave");
+        scale.sizes(), "; pass the scale that was made with these bytes");
     out.scale = scale.as_strided({bytes.size(0), r, c}, {r * row, row, 1});
   }
   if (spec.granularity.mx) {
@@ -89,7 +89,7 @@ ScaledTensor grouped_from_bytes(const char* scale_name, const at::Tensor& bytes,
   TORCH_CHECK(scale.dim() == 1 && scale.size(0) == experts * bytes.size(0), scale_name,
               ": expected ", experts * bytes.size(0), " scales, one for each of ", experts,
               " groups and ", bytes.size(0), " columns, flat, got sizes ", scale.sizes(),
-              "; pass what float8_grouped_linear_forward gave");
+              "; pass the scale that was made with these bytes");
   return {.data = bytes.view(scalar_type(spec.format)),
           .scale = scale.view({experts, bytes.size(0)}),
           .granularity = spec.granularity,

@@ -115,12 +115,12 @@ TrainConfig make_config(const std::vector<ConfigSetting>& settings) {
 void validate(const TrainConfig& config) {
   for (const ConfigKey& key : config_keys()) {
     TORCH_CHECK(key.valid(config), key.name, ": expected ", key.rule, ", got ",
-                key.get(config).dump());
+                key.get(config).dump(), key.repair);
   }
   config.model.validate();  // the sizes that divide
   TORCH_CHECK(config.sequence <= config.model.max_sequence,
               "sequence: expected at most max_sequence, ", config.model.max_sequence, ", got ",
-              config.sequence);
+              config.sequence, "; shorten it or raise max_sequence");
   training_recipe(config);
 }
 

@@ -88,7 +88,8 @@ struct ConfigKey {
   std::function<nlohmann::json(const TrainConfig&)> get;
   /// Sets the field; an error names the key, the value and the type expected.
   std::function<void(TrainConfig&, const nlohmann::json&)> set;
-  std::string rule;  ///< what a valid value keeps ("at least 1"); empty: every value is valid
+  std::string rule;    ///< what a valid value keeps ("at least 1"); empty: every value is valid
+  std::string repair;  ///< ends the message about a value that does not: "; set ..."
   std::function<bool(const TrainConfig&)> valid;  ///< whether the config's value keeps the rule
 };
 

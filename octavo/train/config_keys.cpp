@@ -20,6 +20,7 @@ template <class T>
 struct Rule {
   std::string text;  ///< completes "expected ...": "at least 1"
   std::function<bool(const T&, const TrainConfig&)> holds;
+  std::string repair = {};  ///< where it takes more than another value: "set device to cuda"
 };
 
 template <class T>
@@ -113,6 +114,11 @@ std::optional<T> value_as(const json& value) {
   return std::nullopt;
 }
 
+// The end of a message about a value that is none.
+std::string repair_text(const std::string& name, const std::string& own = {}) {
+  return own.empty() ? "; octavo train --help says what " + name + " is" : "; " + own;
+}
+
 // A value as it is quoted in a message.
 std::string quoted(const json& value) {
   constexpr std::size_t kShown = 60;
@@ -141,15 +147,17 @@ ConfigKey make_key(const char* name, const char* group, Field field, const char*
   key.type = type_name<T>();
   key.doc = doc;
   key.rule = rule.text;
+  key.repair = repair_text(key.name, rule.repair);
   key.get = [field](const TrainConfig& config) { return json(field(config)); };
   key.set = [field, key_name = key.name, want = expected(key.type, key.rule)](TrainConfig& config,
                                                                               const json& value) {
     std::optional<T> converted = value_as<T>(value);
-    TORCH_CHECK(converted.has_value(), key_name, ": expected ", want, ", got ", quoted(value));
+    TORCH_CHECK(converted.has_value(), key_name, ": expected ", want, ", got ", quoted(value),
+                repair_text(key_name));
     if constexpr (std::is_same_v<T, std::string>) {
       // The system would take what stands before it for the whole name.
       TORCH_CHECK(converted->find('\0') == std::string::npos, key_name,
-                  ": expected text without a NUL, got ", quoted(value));
+                  ": expected text without a NUL, got ", quoted(value), "; leave it out");
     }
     field(config) = std::move(*converted);
   };
@@ -173,6 +181,7 @@ ConfigKey make_word_key(const char* name, const char* group, Field field, const 
   key.type = type_name<std::string>();
   key.doc = doc;
   key.rule = rule.text;
+  key.repair = repair_text(key.name);
   key.get = [field, words](const TrainConfig& config) {
     for (const auto& [word, value] : words)
       if (value == field(config)) return json(word);
@@ -185,7 +194,8 @@ ConfigKey make_word_key(const char* name, const char* group, Field field, const 
       field(config) = meaning;
       return;
     }
-    TORCH_CHECK(false, key_name, ": expected ", want, ", got ", value.dump());
+    TORCH_CHECK(false, key_name, ": expected ", want, ", got ", quoted(value),
+                repair_text(key_name));
   };
   key.valid = [](const TrainConfig&) { return true; };
   return key;
@@ -303,7 +313,8 @@ std::vector<ConfigKey> make_keys() {
   add("master_weights", FIELD(master_weights),
       "AdamW keeps weights and moments in fp32, the weights computed with are their bfloat16",
       Rule<bool>{"false where dtype is float32, whose weights are masters themselves",
-                 [](bool v, const TrainConfig& c) { return !v || c.dtype == "bfloat16"; }});
+                 [](bool v, const TrainConfig& c) { return !v || c.dtype == "bfloat16"; },
+                 "set dtype to bfloat16, or master_weights to false"});
   add("weight_cache", FIELD(weight_cache),
       "quantise each weight once a step, not once a micro-batch: 2 bytes an element more",
       anything<bool>());
@@ -328,7 +339,8 @@ std::vector<ConfigKey> make_keys() {
   add("cuda_graph", FIELD(cuda_graph),
       "queue a whole step as one CUDA graph: the host's time for each kernel goes away",
       Rule<bool>{"false where device is cpu",
-                 [](bool v, const TrainConfig& c) { return !v || c.device != "cpu"; }});
+                 [](bool v, const TrainConfig& c) { return !v || c.device != "cpu"; },
+                 "set device to cuda, or cuda_graph to false"});
   add("gemm_tuning", FIELD(gemm_tuning),
       "how cuBLASLt's algorithms are chosen: measure, heuristic (its first proposal), or as "
       "OCTAVO_GEMM_TUNING says (auto)",

@@ -331,8 +331,29 @@ def test_shards_of_a_larger_vocabulary(config, tmp_path):
 
 
 def test_folders_that_cannot_be_made(config, tmp_path):
-    (tmp_path / "file").touch()
-    user_error(run("train", "--config", config(run_dir=str(tmp_path / "file/run"))), "file/run")
+    (tmp_path / "file").write_text("kept")
+    for command in ["train", "compare"]:
+        for run_dir in [tmp_path / "file", tmp_path / "file/a/run"]:
+            result = run(command, "--config", config(run_dir=str(run_dir)))
+            user_error(result, "run_dir: expected a folder", str(run_dir), "is a file; name another run_dir")
+            assert result.out == ""  # before the model is made
+    assert (tmp_path / "file").read_text() == "kept"
+    read_only = run("train", "--config", config(run_dir="/proc/octavo"))
+    user_error(read_only, "run_dir: cannot", "/proc", "name another run_dir")
+
+
+def test_a_recipe_that_is_named_twice(config):
+    for command in [["bench", "step", "--preset", "debug"], ["bench", "linear"], ["bench", "moe"],
+                    ["compare", "--config", config()]]:
+        result = run(*command, "--recipes", "rowwise,mxfp8,rowwise")
+        user_error(result, "--recipes: rowwise is given twice", "name it once")
+
+
+def test_usage_errors_name_the_command_that_was_asked():
+    user_error(run("bench", "step", "--roundz", 1), "unknown option --roundz", "octavo bench step --help", code=2)
+    user_error(run("bench", "gemm", "--repetitions", "x"), "octavo bench gemm --help", code=2)
+    user_error(run("bench", "stepp"), "unknown command stepp", "'step'", "octavo bench --help", code=2)
+    user_error(run("baseline", "chek"), "unknown command chek", "'check'", "octavo baseline --help", code=2)
 
 
 def test_prompts(config, tmp_path):

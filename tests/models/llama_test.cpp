@@ -161,7 +161,11 @@ TEST(Llama, MetaModelsAllocateNothing) {
 TEST(Llama, ErrorsSayWhatCameAndWhatIsAllowed) {
   LlamaConfig config = small();
   config.kv_heads = 3;
-  EXPECT_NE(error_of([&] { Llama model(config); }).find("kv_heads is 3"), std::string::npos);
+  for (const std::string& error : {error_of([&] { Llama model(config); }), error_of([&] {
+                                     LlamaModel model(config, at::TensorOptions());
+                                   })}) {
+    EXPECT_NE(error.find("kv_heads is 3"), std::string::npos) << error;
+  }
 
   Llama model = seeded(small());
   const auto forward_error = [&](const at::Tensor& tokens) {

@@ -7,6 +7,10 @@
 #include <cmath>
 #include <limits>
 
+#include "octavo/nn/embedding.h"
+#include "octavo/nn/router.h"
+#include "tests/error_of.h"
+
 namespace octavo::nn {
 namespace {
 
@@ -134,6 +138,25 @@ TEST(RMSNorm, TheModuleStartsAtOneAndChecksSizes) {
   EXPECT_TRUE(at::equal(norm->weight, torch::ones({8})));
   EXPECT_EQ(norm->named_parameters().keys(), std::vector<std::string>{"weight"});
   EXPECT_THROW(norm(torch::ones({2, 7})), c10::Error);
+}
+
+TEST(RMSNorm, OptionsThatHaveNoMeaningFailAtConstruction) {
+  for (const double eps : {-1e-5, std::nan(""), HUGE_VAL}) {
+    const std::string error =
+        testing::error_of([&] { RMSNorm norm(RMSNormOptions{.features = 8, .eps = eps}); });
+    EXPECT_NE(error.find("RMSNorm: eps: expected a finite number, 0 or more"), error.npos) << error;
+  }
+  const auto expect = [](const std::string& part, const auto& construct) {
+    const std::string error = testing::error_of(construct);
+    EXPECT_NE(error.find(part), error.npos) << error;
+  };
+  expect("RMSNorm: features: expected", [] { RMSNorm norm(RMSNormOptions{.features = -1}); });
+  expect("Linear: expected in_features and out_features of 0 or more, got -1 and 4",
+         [] { Linear linear(LinearOptions{.in_features = -1, .out_features = 4}); });
+  expect("Embedding: expected vocabulary and features of at least 1, got 0 and 4",
+         [] { Embedding embedding(EmbeddingOptions{.vocabulary = 0, .features = 4}); });
+  expect("Router: features: expected at least 1, got 0",
+         [] { Router router(RouterOptions{.features = 0, .experts = 2}); });
 }
 
 }  // namespace

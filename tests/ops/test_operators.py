@@ -279,6 +279,54 @@ def test_words_are_checked():
             call()
 
 
+def calls_of_three_operands():
+    x, w = torch.randn(4, 8), torch.randn(6, 8)
+    offs = torch.tensor([1, 4], dtype=torch.int32)
+    gate, up, down = torch.randn(6, 8), torch.randn(6, 8), torch.randn(8, 6)
+    experts, stacked, downs = torch.randn(2, 6, 8), torch.randn(2, 12, 8), torch.randn(2, 8, 6)
+    return [
+        ("float8_linear", {"x": x, "w": w}, lambda **a: octavo.float8_linear(**a, recipe="rowwise")),
+        ("quantize_input", {"x": x}, lambda **a: octavo.quantize_input(**a, recipe="rowwise", need_dw=True)),
+        ("quantize_weight", {"w": w}, lambda **a: octavo.quantize_weight(**a, recipe="rowwise")),
+        ("quantize_weight", {"w": experts}, lambda **a: octavo.quantize_weight(**a, recipe="rowwise")),
+        ("float8_grouped_linear", {"x": x, "w": experts},
+         lambda **a: octavo.float8_grouped_linear(**a, offs=offs, recipe="rowwise")),
+        ("float8_swiglu_mlp", {"x": x, "w_gate": gate, "w_up": up, "w_down": down},
+         lambda **a: octavo.float8_swiglu_mlp(**a, recipe="rowwise")),
+        ("float8_experts", {"x": x, "w_gate_up": stacked, "w_down": downs},
+         lambda **a: octavo.float8_experts(**a, offs=offs, recipe="rowwise")),
+    ]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_messages_name_the_operator_and_the_argument(device):
+    for operator, operands, call in calls_of_three_operands():
+        call(**operands)
+        if device == "meta":
+            operands = {name: tensor.to("meta") for name, tensor in operands.items()}
+            if "offs" in str(getattr(octavo, operator).default._schema):
+                continue  # offsets on the CPU are another error
+        for name, tensor in operands.items():
+            for bad in (tensor.double(), tensor.sum()):
+                with pytest.raises(RuntimeError) as raised:
+                    call(**{**operands, name: bad})
+                message = str(raised.value)
+                assert message.startswith(f"{operator}: {name} must be") and ";" in message, message
+
+
+def test_messages_of_backward_name_the_operator():
+    dy, x, w = torch.randn(4, 8), torch.randn(4, 8), torch.randn(8, 8)
+    gate, offs = torch.randn(4, 8), torch.tensor([4], dtype=torch.int32)
+    three, two = torch.randn(1, 8, 8), torch.randn(1, 16, 8)
+    with pytest.raises(RuntimeError, match="float8_swiglu_mlp_backward: this recipe needs h as bytes"):
+        rows, scale = octavo.quantize_input(x, "rowwise", True)[2:]
+        octavo.float8_swiglu_mlp_backward(dy, gate, gate, rows, scale, x, None, w, None, w, None, w, None, "rowwise",
+                                          True, torch.float32, True)
+    with pytest.raises(RuntimeError, match="float8_experts_backward: this recipe needs x as bytes"):
+        octavo.float8_experts_backward(dy, torch.randn(4, 16), x, None, x, None, two, None, three, None, offs, "rowwise",
+                                       True, torch.float32, True)
+
+
 def test_any_parseable_recipe_is_accepted():
     x, w, _ = operands()
     want = octavo.float8_linear(x, w, None, "mxfp8(mx_rounding=floor)")

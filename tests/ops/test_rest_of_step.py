@@ -5,6 +5,7 @@ Against fp64 formulas written here, on the CPU and, where there is one, on a GPU
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -157,10 +158,37 @@ def test_what_has_no_meaning_is_refused():
         ops.linear_cross_entropy(ints, ints, torch.tensor([0, 1, 2]))
 
 
+@pytest.mark.parametrize("eps", [-1e-6, float("nan"), float("inf")])
+@pytest.mark.parametrize("device", ["cpu", "meta", *DEVICES[1:]])
+def test_an_epsilon_that_is_none(device, eps):
+    x, w = torch.randn(3, 8, device=device), torch.ones(8, device=device)
+    for call in (lambda: ops.rms_norm(x, w, eps), lambda: ops.add_rms_norm(x, x, w, eps)):
+        with pytest.raises(RuntimeError, match=r"eps: expected a finite number, 0 or more, got .*; models have"):
+            call()
+
+
+def test_linear_cross_entropy_compiles_for_every_length():
+    counter = CompileCounterWithBackend("aot_eager")
+    run = torch.compile(lambda *a: ops.linear_cross_entropy(*a), backend=counter, fullgraph=True, dynamic=True)
+    w = torch.randn(5, 8)
+    for tokens in (3, 7, 12):
+        x, targets = torch.randn(tokens, 8, requires_grad=True), torch.randint(5, (tokens,))
+        loss = run(x, w, targets)
+        loss.backward()
+        again = x.detach().clone().requires_grad_()
+        expected = ops.linear_cross_entropy(again, w, targets)
+        expected.backward()
+        assert torch.equal(loss, expected) and torch.equal(x.grad, again.grad)
+    assert counter.frame_count == 1
+
+
 def test_linear_cross_entropy_of_a_bad_target():
     x, w = torch.randn(3, 8), torch.randn(5, 8)
-    with pytest.raises(IndexError):
-        ops.linear_cross_entropy(x, w, torch.tensor([0, 5, 1]))
+    for bad in (5, -1):
+        with pytest.raises(IndexError, match=rf"targets: expected tokens of \[0, 5\), .*, got {bad}; use data"):
+            ops.linear_cross_entropy(x, w, torch.tensor([-100, bad, 1]))
+    ignored = ops.linear_cross_entropy(x, w, torch.tensor([0, -100, 1]))
+    assert torch.equal(ignored, ops.linear_cross_entropy(x[[0, 2]], w, torch.tensor([0, 1])))
     with pytest.raises(RuntimeError, match="targets"):
         ops.linear_cross_entropy(x, w, torch.tensor([0, 1]))
     if torch.cuda.is_available():

@@ -118,10 +118,10 @@ TEST(Config, ValuesOfTheWrongTypeSayWhatIsExpected) {
   EXPECT_CONTAINS(make_error({{"lr", "nan"}}), "lr: expected a number");
   EXPECT_CONTAINS(make_error({{"resume", "maybe"}}), "resume: expected true or false");
   const std::filesystem::path path = write_file(R"({"steps": "many"})");
+  const std::string error = error_of([&] { make_config(read_config_file(path)); });
   EXPECT_CONTAINS(
-      error_of([&] { make_config(read_config_file(path)); }),
-      "steps: expected an integer (at least 1 and at most 1000000000000), got \"many\" (" +
-          path.string());
+      error, "steps: expected an integer (at least 1 and at most 1000000000000), got \"many\"");
+  EXPECT_CONTAINS(error, "(" + path.string() + ")");
   std::filesystem::remove(path);
 }
 
@@ -129,7 +129,7 @@ TEST(Config, LongValuesAreCutInMessages) {
   const std::string error = make_error({{"steps", std::string(309, '9')}});
   EXPECT_CONTAINS(error, "steps: expected an integer");
   EXPECT_CONTAINS(error, "... (311 characters)");
-  EXPECT_LT(error.size(), 200u);
+  EXPECT_LT(error.size(), 250u);
 }
 
 TEST(Config, TextIsUtf8WithoutNul) {
@@ -170,11 +170,31 @@ TEST(Config, SizesThatDoNotDivideAreNamed) {
                         const std::string& kv_heads) {
     return make_error({{"dim", dim}, {"heads", heads}, {"kv_heads", kv_heads}});
   };
-  EXPECT_CONTAINS(error("256", "3", "3"), "heads is 3; it must divide dim, which is 256");
-  EXPECT_CONTAINS(error("256", "4", "3"), "kv_heads is 3; it must divide heads, which is 4");
+  EXPECT_CONTAINS(
+      error("256", "3", "3"),
+      "heads is 3; it must divide dim, which is 256: set heads to 2 or 4, or change dim "
+      "or give head_dim");
+  EXPECT_CONTAINS(error("256", "4", "3"),
+                  "kv_heads is 3; it must divide heads, which is 4: set kv_heads to 2 or 4, or "
+                  "change heads");
+  EXPECT_CONTAINS(error("256", "4", "8"), "which is 4: set kv_heads to 4, or change heads");
   EXPECT_CONTAINS(error("4", "4", "4"), "must be even");
   EXPECT_CONTAINS(make_error({{"sequence", "33"}, {"max_sequence", "32"}}),
-                  "sequence: expected at most max_sequence, 32, got 33");
+                  "sequence: expected at most max_sequence, 32, got 33; shorten it");
+}
+
+TEST(Config, AMessageEndsWithWhatToDo) {
+  EXPECT_CONTAINS(
+      make_error({{"cuda_graph", "true"}}),
+      "cuda_graph: expected false where device is cpu, got true; set device to cuda, or "
+      "cuda_graph to false");
+  EXPECT_CONTAINS(make_error({{"master_weights", "true"}}), "; set dtype to bfloat16, or");
+  EXPECT_CONTAINS(make_error({{"keep_weight_transposed", "yes"}}),
+                  "expected one of auto, on, off, got \"yes\"; octavo train --help says what "
+                  "keep_weight_transposed is");
+  EXPECT_CONTAINS(make_error({{"fusion", "maybe"}}),
+                  "expected true or false, got \"maybe\"; octavo train --help says what fusion is");
+  EXPECT_CONTAINS(make_error({{"balance", "even"}}), "; octavo train --help says what balance is");
 }
 
 TEST(Config, ExpertsComeFromAPresetOrFromKeys) {

@@ -48,7 +48,8 @@ def _experts_recipe(recipe: str) -> str:
 
 def experts_recipe(recipe: Any) -> str:
     """The canonical string of a recipe for experts. Errors: as grouped_linear()'s."""
-    return _experts_recipe(getattr(recipe, "value", recipe))
+    text = getattr(recipe, "value", recipe)
+    return _experts_recipe(text if isinstance(text, str) else recipes.canonical(text))
 
 
 def let_dynamo_see_grouped_mm() -> None:

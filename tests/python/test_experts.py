@@ -102,6 +102,9 @@ def test_errors():
             octavo.convert_moe_training(Moe("linear"), **arguments)
     with pytest.raises(ValueError, match="nothing to convert"):
         octavo.convert_moe_training(nn.Conv1d(4, 4, 3), allow_unmatched=True)
+    for wrong in (8, ["rowwise"]):
+        with pytest.raises(TypeError, match="recipe: expected a name such as 'rowwise', got"):
+            octavo.convert_moe_training(Moe("linear"), recipe=wrong)
     with pytest.raises(ValueError, match="use rowwise"):
         octavo.grouped_linear(torch.randn(8, D), torch.randn(E, H, D), COUNTS.int(), "tensorwise")
 

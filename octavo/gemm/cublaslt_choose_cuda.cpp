@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "octavo/gemm/cublaslt.h"
 #include "octavo/gemm/cublaslt_product.h"
@@ -28,11 +29,19 @@ class Event {
   cudaEvent_t handle_ = nullptr;
 };
 
+constexpr float kNever = std::numeric_limits<float>::infinity();
+
+float median(std::vector<float> samples) {
+  const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
+  std::nth_element(samples.begin(), middle, samples.end());
+  return *middle;
+}
+
 // Milliseconds of each plan, the median over rounds in which every plan runs twice and is timed the
-// second time. The first plan runs for a while before: under a power limit the clocks of a card at
-// work are not those of one that waited, and the order of the algorithms changes with them.
-std::vector<float> timed(const Product& product, const std::vector<Plan>& plans, void* workspace,
-                         cudaStream_t stream) {
+// second time; kNever where it does not run. The first plan runs for a while before: the clocks of
+// a card at work are not those of one that waited.
+std::vector<float> timed_in_turn(const Product& product, const std::vector<Plan>& plans,
+                                 void* workspace, cudaStream_t stream) {
   constexpr float kSettleMs = 60;
   constexpr int kRounds = 5, kBatch = 8;
   float spent = 0;
@@ -60,14 +69,41 @@ std::vector<float> timed(const Product& product, const std::vector<Plan>& plans,
   }
   std::vector<float> medians;
   for (std::vector<float>& times : samples) {
-    if (times.size() < kRounds) {
-      medians.push_back(std::numeric_limits<float>::infinity());
-      continue;
-    }
-    std::nth_element(times.begin(), times.begin() + kRounds / 2, times.end());
-    medians.push_back(times[kRounds / 2]);
+    medians.push_back(times.size() < kRounds ? kNever : median(times));
   }
   return medians;
+}
+
+// Of long products the plans that come near the fastest are timed again, each at work by itself for
+// long enough that the card's clock follows its power: a training step keeps a card at its power
+// limit, where the fastest plan is the one that takes the least energy. In turn all plans run at
+// one clock, and on an H200 that order picks plans that are up to 5% slower in a step
+// (docs/experiments/2026-11-30-power.md). `times` becomes theirs; kNever for the others.
+void time_at_work(const Product& product, const std::vector<Plan>& plans, void* workspace,
+                  cudaStream_t stream, std::vector<float>& times) {
+  constexpr float kLongMs = 0.1f, kNear = 1.08f, kPhaseMs = 30;
+  constexpr int kRounds = 3;
+  const float fastest = *std::min_element(times.begin(), times.end());
+  if (fastest < kLongMs || fastest == kNever) return;
+  std::vector<std::vector<float>> samples(plans.size());
+  const int runs = std::max(1, static_cast<int>(kPhaseMs / fastest));
+  for (int round = 0; round < kRounds; ++round) {
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+      // The first is cuBLASLt's own choice.
+      if (times[i] > kNear * fastest && (i > 0 || times[i] == kNever)) continue;
+      Event begin, end;
+      for (int run = 0; run < 2 * runs; ++run) {
+        if (run == runs) begin.record(stream);
+        check(product.run(plans[i], workspace, stream), "Matmul");
+      }
+      end.record(stream);
+      end.wait();
+      samples[i].push_back(end.since(begin) / static_cast<float>(runs));
+    }
+  }
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    times[i] = samples[i].empty() ? kNever : median(samples[i]);
+  }
 }
 
 at::Tensor scratch(const PlanKey& key, std::int64_t bytes) {
@@ -75,12 +111,16 @@ at::Tensor scratch(const PlanKey& key, std::int64_t bytes) {
                   at::kByte);
 }
 
+std::int64_t out_bytes(const PlanKey& key) {
+  return key.m * key.n *
+         static_cast<std::int64_t>(c10::elementSize(static_cast<at::ScalarType>(key.out_dtype)));
+}
+
 Plan fastest(Product& product, const Pointers& pointers, const std::vector<Plan>& plans,
              cudaStream_t stream) {
   const PlanKey& key = product.key();
   // A product that accumulates is timed on memory of its own.
-  const std::int64_t bytes =
-      key.m * key.n * c10::elementSize(static_cast<at::ScalarType>(key.out_dtype));
+  const std::int64_t bytes = out_bytes(key);
   at::Tensor own;
   if (key.accumulate) {
     own = scratch(key, bytes);
@@ -90,7 +130,8 @@ Plan fastest(Product& product, const Pointers& pointers, const std::vector<Plan>
     product.set_pointers(elsewhere);
   }
   const at::Tensor workspace = scratch(key, kMaxWorkspace);
-  std::vector<float> times = timed(product, plans, workspace.data_ptr(), stream);
+  std::vector<float> times = timed_in_turn(product, plans, workspace.data_ptr(), stream);
+  time_at_work(product, plans, workspace.data_ptr(), stream, times);
   // A workspace is allocated and cleared at each call, which takes the host about this long.
   constexpr float kWorkspaceMs = 0.006f;
   for (std::size_t i = 0; i < plans.size(); ++i) {
@@ -98,20 +139,31 @@ Plan fastest(Product& product, const Pointers& pointers, const std::vector<Plan>
   }
   product.set_pointers(pointers);
   const auto best = std::min_element(times.begin(), times.end());
-  TORCH_CHECK(*best < std::numeric_limits<float>::infinity(), "cuBLASLt: none of its ",
-              plans.size(), " proposed algorithms ran; use backend=emulated");
+  TORCH_CHECK(*best < kNever, "cuBLASLt: none of its ", plans.size(),
+              " proposed algorithms ran; use backend=emulated");
   return plans[best - times.begin()];
 }
 
-}  // namespace
+// A product that accumulates into much memory goes by the algorithm of the one that does not, where
+// that is known: the memory to time it on would be the most that a step ever has.
+std::optional<Plan> plan_without_accumulation(const PlanKey& key) {
+  constexpr std::int64_t kMuchMemory = std::int64_t{512} << 20;
+  if (!key.accumulate || out_bytes(key) < kMuchMemory) return std::nullopt;
+  PlanKey without = key;
+  without.accumulate = 0;
+  return find_plan(without);
+}
 
 Plan choose(Product& product, const Pointers& pointers, cudaStream_t stream) {
   const PlanKey& key = product.key();
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   check(cudaStreamIsCapturing(stream, &capture), "StreamIsCapturing");
   const bool measures = cublaslt_tuning() == Tuning::kMeasure;
+  if (const auto twin = plan_without_accumulation(key); twin && measures && product.takes(*twin)) {
+    return *twin;
+  }
   TORCH_CHECK(
-      capture == cudaStreamCaptureStatusNone || !measures, "scaled_mm: the product ", key.m, " x ",
+      capture == cudaStreamCaptureStatusNone || !measures, "cuBLASLt: the product ", key.m, " x ",
       key.n, " x ", key.k,
       " has no chosen algorithm yet and measuring is impossible while a CUDA graph is being "
       "captured; run one step before the capture");
@@ -127,6 +179,27 @@ Plan choose(Product& product, const Pointers& pointers, cudaStream_t stream) {
               ", scale modes ", key.a_scale, " and ", key.b_scale,
               " on this GPU; use backend=emulated");
   return measures && plans.size() > 1 ? fastest(product, pointers, plans, stream) : plans.front();
+}
+
+}  // namespace
+
+void multiply(const PlanKey& key, const Strides& strides, const Pointers& pointers,
+              cudaStream_t stream) {
+  Product& product = product_of(key, strides);
+  product.set_pointers(pointers);
+  std::optional<Plan> plan = find_plan(key);
+  if (!plan) {
+    plan = choose(product, pointers, stream);
+    keep_plan(key, *plan);
+  }
+  product.set_fast_accumulation(plan->fast_accumulation);
+  at::Tensor workspace;
+  void* workspace_data = nullptr;
+  if (plan->workspace != 0) {
+    workspace = scratch(key, static_cast<std::int64_t>(plan->workspace));
+    workspace_data = workspace.data_ptr();
+  }
+  check(product.run(*plan, workspace_data, stream), "Matmul");
 }
 
 }  // namespace octavo::cublaslt

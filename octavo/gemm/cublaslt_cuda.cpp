@@ -17,7 +17,6 @@
 namespace octavo {
 namespace {
 
-using cublaslt::Plan;
 using cublaslt::PlanKey;
 
 constexpr std::int64_t kAlignment = 16;  // elements of K and N
@@ -95,8 +94,8 @@ at::Tensor scaled_mm_cublaslt(const ScaledTensor& a, const ScaledTensor& b,
   key.m = blocks ? round_up(m, kAlignment) : m;
   key.n = round_up(n, kAlignment);
   key.k = round_up(k, kAlignment);
-  key.a_format = static_cast<int>(a.format());
-  key.b_format = static_cast<int>(b.format());
+  key.a_dtype = static_cast<int>(a.data.scalar_type());
+  key.b_dtype = static_cast<int>(b.data.scalar_type());
   key.a_scale = a_mode;
   key.b_scale = b_mode;
   key.fast_accumulation = options.fast_accumulation && !blocks;  // block products have none
@@ -128,22 +127,7 @@ at::Tensor scaled_mm_cublaslt(const ScaledTensor& a, const ScaledTensor& b,
                                     a_scale.const_data_ptr<float>(),
                                     b_scale.const_data_ptr<float>(),
                                     fuse_bias ? options.bias->const_data_ptr() : nullptr};
-  cublaslt::Product& product =
-      cublaslt::product_of(key, {a_data.stride(0), b_data.stride(0), out.stride(0)});
-  product.set_pointers(pointers);
-  std::optional<Plan> plan = cublaslt::find_plan(key);
-  if (!plan) {
-    plan = cublaslt::choose(product, pointers, stream);
-    cublaslt::keep_plan(key, *plan);
-  }
-  product.set_fast_accumulation(plan->fast_accumulation);
-  at::Tensor workspace;
-  void* workspace_data = nullptr;
-  if (plan->workspace != 0) {
-    workspace = empty_on(a.data.device(), {static_cast<std::int64_t>(plan->workspace)}, at::kByte);
-    workspace_data = workspace.data_ptr();
-  }
-  cublaslt::check(product.run(*plan, workspace_data, stream), "Matmul");
+  cublaslt::multiply(key, {a_data.stride(0), b_data.stride(0), out.stride(0)}, pointers, stream);
 
   if (padded) out = out.narrow(0, 0, m).narrow(1, 0, n);
   if (bias_after) out = out.add_(*options.bias).to(options.out_dtype);

@@ -19,7 +19,7 @@ Store& store() {
   return instance;
 }
 
-std::string first_line(const std::string& maker) { return "octavo gemm plans 1, " + maker; }
+std::string first_line(const std::string& maker) { return "octavo gemm plans 2, " + maker; }
 
 // "line checksum", FNV-1a of 64 bits.
 std::string with_checksum(const std::string& line) {
@@ -53,10 +53,10 @@ std::string write_plans(const std::string& maker, int device) {
   for (const auto& [key, plan] : s.plans) {
     if (key.device != device) continue;
     std::ostringstream words;
-    words << key.m << ' ' << key.n << ' ' << key.k << ' ' << key.a_format << ' ' << key.b_format
-          << ' ' << key.a_scale << ' ' << key.b_scale << ' ' << key.out_dtype << ' '
-          << key.bias_dtype << ' ' << key.fast_accumulation << ' ' << key.accumulate << ' '
-          << plan.workspace << ' ' << plan.fast_accumulation << std::hex;
+    words << key.m << ' ' << key.n << ' ' << key.k << ' ' << key.a_dtype << ' ' << key.b_dtype
+          << ' ' << key.a_across << ' ' << key.b_across << ' ' << key.a_scale << ' ' << key.b_scale
+          << ' ' << key.out_dtype << ' ' << key.bias_dtype << ' ' << key.fast_accumulation << ' '
+          << key.accumulate << ' ' << plan.workspace << ' ' << plan.fast_accumulation << std::hex;
     for (const std::uint64_t word : plan.algorithm) words << ' ' << word;
     text += with_checksum(words.str()) + "\n";
   }
@@ -77,9 +77,10 @@ void read_plans(const std::string& text, const std::string& source, const std::s
     PlanKey key;
     Plan plan;
     key.device = device;
-    words >> key.m >> key.n >> key.k >> key.a_format >> key.b_format >> key.a_scale >>
-        key.b_scale >> key.out_dtype >> key.bias_dtype >> key.fast_accumulation >> key.accumulate >>
-        plan.workspace >> plan.fast_accumulation >> std::hex;
+    words >> key.m >> key.n >> key.k >> key.a_dtype >> key.b_dtype >> key.a_across >>
+        key.b_across >> key.a_scale >> key.b_scale >> key.out_dtype >> key.bias_dtype >>
+        key.fast_accumulation >> key.accumulate >> plan.workspace >> plan.fast_accumulation >>
+        std::hex;
     for (std::uint64_t& word : plan.algorithm) words >> word;
     // cuBLASLt trusts an algorithm's words, so a line must be as it was written.
     TORCH_CHECK(words && line == with_checksum(line.substr(0, line.rfind(' '))), source, ": line ",

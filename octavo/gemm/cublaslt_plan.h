@@ -12,8 +12,9 @@ namespace octavo::cublaslt {
 /// What distinguishes products for cuBLASLt. Enumerations as their integer values.
 struct PlanKey {
   std::int64_t m = 0, n = 0, k = 0;  ///< out (M, N), contraction K, padded
-  int a_format = 0, b_format = 0;    ///< Format
-  int a_scale = 0, b_scale = 0;      ///< cublasLtMatmulMatrixScale_t
+  int a_dtype = 0, b_dtype = 0;      ///< at::ScalarType
+  int a_across = 0, b_across = 0;    ///< rows contiguous instead of K: a (K, M), b (K, N) in memory
+  int a_scale = 0, b_scale = 0;      ///< cublasLtMatmulMatrixScale_t, -1: not scaled
   int out_dtype = 0;                 ///< at::ScalarType
   int bias_dtype = -1;               ///< at::ScalarType, -1: none
   int fast_accumulation = 0;

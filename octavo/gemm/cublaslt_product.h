@@ -54,7 +54,7 @@ class MatrixLayout {
   cublasLtMatrixLayout_t handle_ = nullptr;
 };
 
-/// What one call multiplies; scales and bias on the device, bias may be null.
+/// What one call multiplies; scales and bias on the device, null where the key has none.
 struct Pointers {
   const void *a = nullptr, *b = nullptr;
   void* out = nullptr;
@@ -62,7 +62,7 @@ struct Pointers {
   const void* bias = nullptr;
 };
 
-/// The strides of a product's matrices from row to row, in elements.
+/// The strides of a product's matrices in elements, along the axis that is not contiguous.
 struct Strides {
   std::int64_t a = 0, b = 0, out = 0;
   friend auto operator<=>(const Strides&, const Strides&) = default;
@@ -81,9 +81,13 @@ class Product {
 
   /// cuBLASLt's algorithms for it, best guess first; none where it has none.
   std::vector<Plan> proposals() const;
+  /// Whether another product's algorithm serves this one.
+  bool takes(const Plan& plan) const;
   cublasStatus_t run(const Plan& plan, void* workspace, cudaStream_t stream) const;
 
  private:
+  bool scaled() const { return key_.a_scale >= 0; }
+
   PlanKey key_;
   Pointers pointers_ = {};
   bool fast_accumulation_ = false;  // a new description's
@@ -95,9 +99,11 @@ class Product {
 /// This thread's description of a product: making one anew costs as much as a launch.
 Product& product_of(const PlanKey& key, const Strides& strides);
 
-/// The algorithm for `product` as cublaslt_tuning() says: cuBLASLt's first proposal, or the fastest
-/// one, timed on `pointers`. Without fast accumulation where only that exists. Errors: no
-/// algorithm; measuring while a CUDA graph is being captured.
-Plan choose(Product& product, const Pointers& pointers, cudaStream_t stream);
+/// Multiplies by the algorithm that is kept for `key` or, the first time, chosen as
+/// cublaslt_tuning() says: cuBLASLt's first proposal, or the fastest one, timed on `pointers`.
+/// Without fast accumulation where only that exists. Errors: no algorithm; measuring while a CUDA
+/// graph is being captured.
+void multiply(const PlanKey& key, const Strides& strides, const Pointers& pointers,
+              cudaStream_t stream);
 
 }  // namespace octavo::cublaslt

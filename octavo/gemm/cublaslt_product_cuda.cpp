@@ -7,8 +7,6 @@
 #include <tuple>
 #include <utility>
 
-#include "octavo/quantize/scaled_tensor.h"
-
 namespace octavo::cublaslt {
 namespace {
 
@@ -32,6 +30,13 @@ cudaDataType_t data_type(at::ScalarType dtype) {
       TORCH_CHECK(false, "cuBLASLt: no product of dtype ", dtype,
                   "; backend=emulated multiplies every format");
   }
+}
+
+// Of an operand (rows, k), seen column-major.
+MatrixLayout layout_of(int dtype, std::int64_t rows, std::int64_t k, int across,
+                       std::int64_t stride) {
+  return {data_type(static_cast<at::ScalarType>(dtype)), across ? rows : k, across ? k : rows,
+          stride};
 }
 
 class Preference {
@@ -65,14 +70,16 @@ void check(cudaError_t error, const char* call) {
 Product::Product(const PlanKey& key, const Strides& strides)
     : key_(key),
       handle_(at::cuda::getCurrentCUDABlasLtHandle()),
-      a_layout_(data_type(scalar_type(static_cast<Format>(key.a_format))), key.k, key.m, strides.a),
-      b_layout_(data_type(scalar_type(static_cast<Format>(key.b_format))), key.k, key.n, strides.b),
+      a_layout_(layout_of(key.a_dtype, key.m, key.k, key.a_across, strides.a)),
+      b_layout_(layout_of(key.b_dtype, key.n, key.k, key.b_across, strides.b)),
       out_layout_(data_type(static_cast<at::ScalarType>(key.out_dtype)), key.n, key.m,
                   strides.out) {
-  description_.set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
-  description_.set(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
-  description_.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, std::int32_t{key.b_scale});
-  description_.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, std::int32_t{key.a_scale});
+  description_.set(CUBLASLT_MATMUL_DESC_TRANSA, key.b_across ? CUBLAS_OP_N : CUBLAS_OP_T);
+  description_.set(CUBLASLT_MATMUL_DESC_TRANSB, key.a_across ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (scaled()) {
+    description_.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, std::int32_t{key.b_scale});
+    description_.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, std::int32_t{key.a_scale});
+  }
   set_fast_accumulation(key.fast_accumulation != 0);
   if (key.bias_dtype >= 0) {
     description_.set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
@@ -83,8 +90,10 @@ Product::Product(const PlanKey& key, const Strides& strides)
 
 void Product::set_pointers(const Pointers& pointers) {
   pointers_ = pointers;
-  description_.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, pointers.b_scale);
-  description_.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, pointers.a_scale);
+  if (scaled()) {
+    description_.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, pointers.b_scale);
+    description_.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, pointers.a_scale);
+  }
   if (pointers.bias != nullptr) {
     description_.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, pointers.bias);
   }
@@ -116,6 +125,16 @@ std::vector<Plan> Product::proposals() const {
     plans.push_back(plan);
   }
   return plans;
+}
+
+bool Product::takes(const Plan& plan) const {
+  cublasLtMatmulAlgo_t algorithm;
+  std::memcpy(&algorithm, plan.algorithm.data(), sizeof(algorithm));
+  cublasLtMatmulHeuristicResult_t result;
+  return cublasLtMatmulAlgoCheck(handle_, description_.get(), b_layout_.get(), a_layout_.get(),
+                                 out_layout_.get(), out_layout_.get(), &algorithm,
+                                 &result) == CUBLAS_STATUS_SUCCESS &&
+         result.workspaceSize <= plan.workspace;
 }
 
 cublasStatus_t Product::run(const Plan& plan, void* workspace, cudaStream_t stream) const {

@@ -1,4 +1,3 @@
-#include <ATen/Functions.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -6,6 +5,7 @@
 
 #include <algorithm>
 
+#include "octavo/gemm/high_precision_mm.h"
 #include "octavo/kernels/gpu/cross_entropy.h"
 #include "octavo/ops/gpu_arguments.h"
 #include "octavo/ops/linear_cross_entropy_ops.h"
@@ -56,7 +56,7 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy_cuda(const LinearCrossEn
   for (std::int64_t begin = 0; begin < m; begin += chunk) {
     const std::int64_t tokens = std::min(chunk, m - begin);
     const at::Tensor x_chunk = x_MK.narrow(0, begin, tokens);
-    const at::Tensor logits = at::mm(x_chunk, w.t());
+    const at::Tensor logits = high_precision_mm(x_chunk, w);
     gpu::cross_entropy({.logits = logits.data_ptr(),
                         .dtype = gpu_dtype(logits),
                         .target = targets_M.const_data_ptr<std::int64_t>() + begin,
@@ -67,15 +67,9 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy_cuda(const LinearCrossEn
                         .loss = losses.mutable_data_ptr<float>() + begin},
                        c10::cuda::getCurrentCUDAStream(x.device().index()).stream());
     C10_CUDA_KERNEL_LAUNCH_CHECK();
-    if (need_dx) {
-      at::Tensor dx_chunk = dx.narrow(0, begin, tokens);
-      at::mm_out(dx_chunk, logits, w);
-    }
-    if (!dw.defined()) continue;
-    if (begin == 0 && !adds_to_dw) {
-      at::mm_out(dw, logits.t(), x_chunk);
-    } else {
-      dw.addmm_(logits.t(), x_chunk);
+    if (need_dx) high_precision_mm(logits, w.t(), {.into = dx.narrow(0, begin, tokens)});
+    if (dw.defined()) {
+      high_precision_mm(logits.t(), x_chunk.t(), {.into = dw, .adds = begin > 0 || adds_to_dw});
     }
   }
   return {losses.mean(), need_dx ? dx.view(x.sizes()) : dx};

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "octavo/gemm/high_precision_mm.h"
 #include "octavo/ops/scale_layout.h"
 
 namespace octavo::ops {
@@ -58,10 +59,11 @@ QuantizedOperand operand_of(const char* argument, const char* scale_name, const 
 
 at::Tensor high_precision_dw(const at::Tensor& dy, const at::Tensor& x, at::ScalarType dtype,
                              const std::optional<at::Tensor>& into) {
+  const at::Tensor x_MK = as_matrix(x);
   if (into && dy.is_cuda() && dy.scalar_type() == dtype) {
-    return into->addmm_(dy.t(), as_matrix(x));
+    return high_precision_mm(dy.t(), x_MK.t(), {.into = *into, .adds = true});
   }
-  at::Tensor dw = at::mm(dy.t(), as_matrix(x));
+  at::Tensor dw = high_precision_mm(dy.t(), x_MK.t());
   if (dw.scalar_type() != dtype) dw = dw.to(dtype);
   return into ? into->add_(dw) : dw;
 }

@@ -15,7 +15,7 @@ PlanKey key_of(int device, std::int64_t m) {
   key.m = m;
   key.n = 14336;
   key.k = (std::int64_t{1} << 40) + 16;
-  key.a_format = 1;
+  key.a_dtype = 24;
   key.b_scale = 4;
   key.out_dtype = 15;
   key.bias_dtype = -1;

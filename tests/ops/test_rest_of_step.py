@@ -122,7 +122,7 @@ def test_rope(device, dtype, sizes):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens,vocabulary", [(1, 1), (7, 13), (300, 1000), (257, 5003), (3, 40008)])
+@pytest.mark.parametrize("tokens,vocabulary", [(1, 1), (7, 13), (300, 1000), (257, 5003), (3, 40008), (5, 130008)])
 @pytest.mark.parametrize("chunk_bytes", [1 << 30, 1 << 19])
 def test_linear_cross_entropy(device, dtype, tokens, vocabulary, chunk_bytes):
     torch.manual_seed(0)

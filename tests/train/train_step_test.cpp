@@ -117,7 +117,8 @@ TEST(TrainStep, MicroBatchesAreReadOneAfterTheOther) {
 // Steps dropped at each of their micro-batches, before and between whole ones.
 void expect_a_dropped_step_leaves_nothing(c10::Device device, bool cuda_graph) {
   const auto run = [&](bool drops) {
-    models::Llama model = small_model(4);
+    // LibTorch's fp32 product by groups waits for a GPU, which no graph can hold.
+    models::Llama model = small_model(device.is_cpu() ? 4 : 0);
     model->to(device);
     AdamW optimizer(module_parameters(*model), kAdam);
     TrainStep step(model, optimizer, {.cuda_graph = cuda_graph});

@@ -27,7 +27,7 @@ at::Tensor scaled_mm_cublaslt(const ScaledTensor& a, const ScaledTensor& b,
 /// How an algorithm is chosen for a shape not seen before.
 enum class Tuning : std::uint8_t {
   kMeasure,  ///< the fastest of cuBLASLt's proposals, timed on the operands at hand; long products
-             ///< at work by themselves, for up to two seconds a shape
+             ///< are timed at work by themselves, about a second for a shape
   kHeuristic,  ///< cuBLASLt's first proposal
 };
 

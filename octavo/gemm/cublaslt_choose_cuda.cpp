@@ -39,7 +39,7 @@ float median(std::vector<float> samples) {
 
 // Milliseconds of each plan, the median over rounds in which every plan runs twice and is timed the
 // second time; kNever where it does not run. The first plan runs for a while before: the clocks of
-// a card at work are not those of one that waited.
+// a GPU at work are not those of one that waited.
 std::vector<float> timed_in_turn(const Product& product, const std::vector<Plan>& plans,
                                  void* workspace, cudaStream_t stream) {
   constexpr float kSettleMs = 60;
@@ -75,7 +75,7 @@ std::vector<float> timed_in_turn(const Product& product, const std::vector<Plan>
 }
 
 // Of long products the plans that come near the fastest are timed again, each at work by itself for
-// long enough that the card's clock follows its power: a training step keeps a card at its power
+// long enough that the GPU's clock follows its power: a training step keeps a GPU at its power
 // limit, where the fastest plan is the one that takes the least energy. In turn all plans run at
 // one clock, and on an H200 that order picks plans that are up to 5% slower in a step
 // (docs/experiments/2026-11-30-power.md). `times` becomes theirs; kNever for the others.
@@ -144,14 +144,16 @@ Plan fastest(Product& product, const Pointers& pointers, const std::vector<Plan>
   return plans[best - times.begin()];
 }
 
-// A product that accumulates into much memory goes by the algorithm of the one that does not, where
-// that is known: the memory to time it on would be the most that a step ever has.
-std::optional<Plan> plan_without_accumulation(const PlanKey& key) {
+// The memory to time a product on that accumulates into this much would be the most that a step
+// ever has.
+bool accumulates_too_much(const PlanKey& key) {
   constexpr std::int64_t kMuchMemory = std::int64_t{512} << 20;
-  if (!key.accumulate || out_bytes(key) < kMuchMemory) return std::nullopt;
-  PlanKey without = key;
-  without.accumulate = 0;
-  return find_plan(without);
+  return key.accumulate && out_bytes(key) >= kMuchMemory;
+}
+
+std::optional<Plan> plan_without_accumulation(PlanKey key) {
+  key.accumulate = 0;
+  return find_plan(key);
 }
 
 Plan choose(Product& product, const Pointers& pointers, cudaStream_t stream) {
@@ -159,8 +161,11 @@ Plan choose(Product& product, const Pointers& pointers, cudaStream_t stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   check(cudaStreamIsCapturing(stream, &capture), "StreamIsCapturing");
   const bool measures = cublaslt_tuning() == Tuning::kMeasure;
-  if (const auto twin = plan_without_accumulation(key); twin && measures && product.takes(*twin)) {
-    return *twin;
+  if (measures && accumulates_too_much(key)) {
+    if (const auto twin = plan_without_accumulation(key)) {
+      product.set_fast_accumulation(twin->fast_accumulation);
+      if (product.takes(*twin)) return *twin;
+    }
   }
   TORCH_CHECK(
       capture == cudaStreamCaptureStatusNone || !measures, "cuBLASLt: the product ", key.m, " x ",
@@ -178,7 +183,9 @@ Plan choose(Product& product, const Pointers& pointers, cudaStream_t stream) {
   TORCH_CHECK(!plans.empty(), "cuBLASLt: no algorithm for out ", key.m, " x ", key.n, ", K ", key.k,
               ", scale modes ", key.a_scale, " and ", key.b_scale,
               " on this GPU; use backend=emulated");
-  return measures && plans.size() > 1 ? fastest(product, pointers, plans, stream) : plans.front();
+  return measures && plans.size() > 1 && !accumulates_too_much(key)
+             ? fastest(product, pointers, plans, stream)
+             : plans.front();
 }
 
 }  // namespace

@@ -54,9 +54,10 @@ std::string write_plans(const std::string& maker, int device) {
     if (key.device != device) continue;
     std::ostringstream words;
     words << key.m << ' ' << key.n << ' ' << key.k << ' ' << key.a_dtype << ' ' << key.b_dtype
-          << ' ' << key.a_across << ' ' << key.b_across << ' ' << key.a_scale << ' ' << key.b_scale
-          << ' ' << key.out_dtype << ' ' << key.bias_dtype << ' ' << key.fast_accumulation << ' '
-          << key.accumulate << ' ' << plan.workspace << ' ' << plan.fast_accumulation << std::hex;
+          << ' ' << key.a_transposed << ' ' << key.b_transposed << ' ' << key.a_scale << ' '
+          << key.b_scale << ' ' << key.out_dtype << ' ' << key.bias_dtype << ' '
+          << key.fast_accumulation << ' ' << key.accumulate << ' ' << plan.workspace << ' '
+          << plan.fast_accumulation << std::hex;
     for (const std::uint64_t word : plan.algorithm) words << ' ' << word;
     text += with_checksum(words.str()) + "\n";
   }
@@ -77,8 +78,8 @@ void read_plans(const std::string& text, const std::string& source, const std::s
     PlanKey key;
     Plan plan;
     key.device = device;
-    words >> key.m >> key.n >> key.k >> key.a_dtype >> key.b_dtype >> key.a_across >>
-        key.b_across >> key.a_scale >> key.b_scale >> key.out_dtype >> key.bias_dtype >>
+    words >> key.m >> key.n >> key.k >> key.a_dtype >> key.b_dtype >> key.a_transposed >>
+        key.b_transposed >> key.a_scale >> key.b_scale >> key.out_dtype >> key.bias_dtype >>
         key.fast_accumulation >> key.accumulate >> plan.workspace >> plan.fast_accumulation >>
         std::hex;
     for (std::uint64_t& word : plan.algorithm) words >> word;

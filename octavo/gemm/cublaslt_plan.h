@@ -13,10 +13,11 @@ namespace octavo::cublaslt {
 struct PlanKey {
   std::int64_t m = 0, n = 0, k = 0;  ///< out (M, N), contraction K, padded
   int a_dtype = 0, b_dtype = 0;      ///< at::ScalarType
-  int a_across = 0, b_across = 0;    ///< rows contiguous instead of K: a (K, M), b (K, N) in memory
-  int a_scale = 0, b_scale = 0;      ///< cublasLtMatmulMatrixScale_t, -1: not scaled
-  int out_dtype = 0;                 ///< at::ScalarType
-  int bias_dtype = -1;               ///< at::ScalarType, -1: none
+  int a_transposed = 0,
+      b_transposed = 0;          ///< rows contiguous instead of K: a (K, M), b (K, N) in memory
+  int a_scale = 0, b_scale = 0;  ///< cublasLtMatmulMatrixScale_t, -1: not scaled
+  int out_dtype = 0;             ///< at::ScalarType
+  int bias_dtype = -1;           ///< at::ScalarType, -1: none
   int fast_accumulation = 0;
   int accumulate = 0;  ///< beta = 1
   int device = 0;

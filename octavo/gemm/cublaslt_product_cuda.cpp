@@ -33,10 +33,10 @@ cudaDataType_t data_type(at::ScalarType dtype) {
 }
 
 // Of an operand (rows, k), seen column-major.
-MatrixLayout layout_of(int dtype, std::int64_t rows, std::int64_t k, int across,
+MatrixLayout layout_of(int dtype, std::int64_t rows, std::int64_t k, int transposed,
                        std::int64_t stride) {
-  return {data_type(static_cast<at::ScalarType>(dtype)), across ? rows : k, across ? k : rows,
-          stride};
+  return {data_type(static_cast<at::ScalarType>(dtype)), transposed ? rows : k,
+          transposed ? k : rows, stride};
 }
 
 class Preference {
@@ -70,12 +70,12 @@ void check(cudaError_t error, const char* call) {
 Product::Product(const PlanKey& key, const Strides& strides)
     : key_(key),
       handle_(at::cuda::getCurrentCUDABlasLtHandle()),
-      a_layout_(layout_of(key.a_dtype, key.m, key.k, key.a_across, strides.a)),
-      b_layout_(layout_of(key.b_dtype, key.n, key.k, key.b_across, strides.b)),
+      a_layout_(layout_of(key.a_dtype, key.m, key.k, key.a_transposed, strides.a)),
+      b_layout_(layout_of(key.b_dtype, key.n, key.k, key.b_transposed, strides.b)),
       out_layout_(data_type(static_cast<at::ScalarType>(key.out_dtype)), key.n, key.m,
                   strides.out) {
-  description_.set(CUBLASLT_MATMUL_DESC_TRANSA, key.b_across ? CUBLAS_OP_N : CUBLAS_OP_T);
-  description_.set(CUBLASLT_MATMUL_DESC_TRANSB, key.a_across ? CUBLAS_OP_T : CUBLAS_OP_N);
+  description_.set(CUBLASLT_MATMUL_DESC_TRANSA, key.b_transposed ? CUBLAS_OP_N : CUBLAS_OP_T);
+  description_.set(CUBLASLT_MATMUL_DESC_TRANSB, key.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   if (scaled()) {
     description_.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, std::int32_t{key.b_scale});
     description_.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, std::int32_t{key.a_scale});
@@ -108,6 +108,16 @@ void Product::set_fast_accumulation(bool fast) {
 std::vector<Plan> Product::proposals() const {
   Preference preference;
   preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMaxWorkspace);
+  if (!scaled()) {
+    // Parts of K are added in fp32, and views begin and step at multiples of 16 bytes.
+    preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                   std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+    for (const auto alignment :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+      preference.set(alignment, std::uint32_t{16});
+    }
+  }
   cublasLtMatmulHeuristicResult_t results[kProposals];
   int count = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(

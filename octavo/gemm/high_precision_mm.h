@@ -16,8 +16,8 @@ struct MmOut {
 /// Large bf16 and fp16 products on an NVIDIA GPU run by the algorithm that cublaslt_tuning() finds
 /// for them, as scaled_mm()'s do: of the three of a Llama head (8192 tokens, 128256 words, 4096
 /// features) cuBLASLt's first proposal is not the fastest in two, by 5% and 8% on an H200. All
-/// others are LibTorch's. NaN and Inf as in at::mm.
-/// Errors: LibTorch's, for sizes, dtypes and devices that do not go together.
+/// others are LibTorch's, and what is first met while a CUDA graph is captured. NaN and Inf as in
+/// at::mm. Errors: LibTorch's, for sizes, dtypes and devices that do not go together.
 at::Tensor high_precision_mm(const at::Tensor& a, const at::Tensor& b, const MmOut& out = {});
 
 #if OCTAVO_WITH_CUDA

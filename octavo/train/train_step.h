@@ -48,7 +48,8 @@ struct StepFigures {
 /// is noticed (nn::WeightAmax), before replays too.
 ///
 /// A step that is dropped before its last micro-batch leaves nothing: the next one, or another
-/// process that goes on from here, has the bits it would have had without it.
+/// process that goes on from here, has the bits it would have had without it (nothing in a model
+/// draws random numbers).
 ///
 /// With cuda_graph the whole step is captured after two eager ones and replayed from then on, from
 /// the same memory, with the same bits under the same plan. Batches must keep their sizes, and the

@@ -196,6 +196,33 @@ def operators_of_a_cast(rank, world, recipe, precompute, k, out):
     return calls, operators.names if precompute else None, gathered[-1]
 
 
+def values_after_a_change(rank, world, recipe):
+    """What forward gathers, dequantised, of a weight that shrank after its scales were found; and that weight."""
+    model = nn.Sequential(octavo.convert_to_float8_training(nn.Linear(64, 32, bias=False), recipe=recipe))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.linspace(-1, 1, 32 * 64).view(32, 64))
+    weight = model[0].weight.detach() / 4
+    float8_all_gather(model)
+    fully_shard(model[0], reshard_after_forward=True)
+    model(torch.randn(8, 64, requires_grad=True)).sum().backward()
+    precompute_float8_scales(model)
+    with torch.no_grad():
+        model[0].weight.mul_(0.25)  # and no precompute_float8_scales
+    gathered = []
+    model[0].register_forward_pre_hook(lambda module, args: gathered.append(
+        (module.weight._row_bytes.clone(), module.weight._row_scale.clone())))
+    model(torch.randn(8, 64))
+    data, scale = gathered[0]
+    return data.view(torch.float8_e4m3fn).float() * scale.view(-1, 1), weight
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_bytes_and_scales_follow_from_one_amax(recipe):
+    """Amaxes of a larger weight cost precision, not a factor: e4m3 has steps of 2^-3, halved by rounding."""
+    for values, weight in run_ranks(2, values_after_a_change, recipe):
+        assert (values - weight).abs().max() <= weight.abs().max() * 2**-4
+
+
 @pytest.mark.parametrize("world,k,out", [(2, 64, 32), (3, 64, 32), (8, 32, 4)])
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 @pytest.mark.parametrize("precompute", [False, True])

@@ -72,11 +72,11 @@ class Casts:
     def know(self, amax: Tensor, like: Tensor) -> None:
         """Takes the whole weight's amaxes for the all-gathers to come."""
         if self.tensorwise:
-            self.known = Known(amax, None)
+            self.known = Known(amax, None, None)
         else:  # scales of rows that are elsewhere
             by_row, by_column = amax.split([self.outer_rows, len(amax) - self.outer_rows])
             _, row_scale = self.cast(like.new_empty(self.outer_rows, 0), "rowwise", by_row)
-            self.known = Known(by_column, row_scale)
+            self.known = Known(by_column, by_row, row_scale)
 
     def whole_amax(self, rows: Tensor) -> Tensor:
         """The amax of the whole weight (tensorwise), or of its columns."""
@@ -86,10 +86,13 @@ class Casts:
 
     def by_row(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(bytes of this rank's rows, scales of all rows): a row's scale needs no other rank's values."""
-        data, scale = self.cast(rows, "rowwise")
-        if self.known is not None:
-            return data, self.known.row_scale
         padded = self.padded_rows()
+        if self.known is not None:
+            # By the amaxes that the scales follow from: found anew they are others where the weight is.
+            first = self.mesh.get_local_rank() * padded
+            data, _ = self.cast(rows, "rowwise", self.known.by_row[first : first + len(rows)])
+            return data, self.known.row_scale
+        data, scale = self.cast(rows, "rowwise")
         gathered = scale.new_empty(self.mesh.size() * padded)
         if len(scale) < padded:
             scale = torch.cat([scale, scale.new_zeros(padded - len(scale))])
@@ -105,6 +108,7 @@ class Known(NamedTuple):
     """What precompute_float8_scales() has found: of the whole weight or of its columns, and of all rows."""
 
     amax: Tensor
+    by_row: Tensor | None
     row_scale: Tensor | None
 
 

@@ -158,8 +158,6 @@ std::optional<Plan> plan_without_accumulation(PlanKey key) {
 
 Plan choose(Product& product, const Pointers& pointers, cudaStream_t stream) {
   const PlanKey& key = product.key();
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream, &capture), "StreamIsCapturing");
   const bool measures = cublaslt_tuning() == Tuning::kMeasure;
   if (measures && accumulates_too_much(key)) {
     if (const auto twin = plan_without_accumulation(key)) {
@@ -168,8 +166,8 @@ Plan choose(Product& product, const Pointers& pointers, cudaStream_t stream) {
     }
   }
   TORCH_CHECK(
-      capture == cudaStreamCaptureStatusNone || !measures, "cuBLASLt: the product ", key.m, " x ",
-      key.n, " x ", key.k,
+      !measures || !is_capturing(stream), "cuBLASLt: the product ", key.m, " x ", key.n, " x ",
+      key.k,
       " has no chosen algorithm yet and measuring is impossible while a CUDA graph is being "
       "captured; run one step before the capture");
   product.set_fast_accumulation(key.fast_accumulation != 0);

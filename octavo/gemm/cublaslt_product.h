@@ -20,6 +20,9 @@ inline constexpr std::size_t kMaxWorkspace = std::size_t{32} << 20;
 void check(cublasStatus_t status, const char* call);
 void check(cudaError_t error, const char* call);
 
+/// Whether a CUDA graph is being captured on `stream`: nothing can be measured then.
+bool is_capturing(cudaStream_t stream);
+
 /// cuBLASLt objects that free themselves.
 class MatmulDescription {
  public:

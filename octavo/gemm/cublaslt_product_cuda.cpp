@@ -67,6 +67,12 @@ void check(cudaError_t error, const char* call) {
   TORCH_CHECK(error == cudaSuccess, "CUDA: ", call, ": ", cudaGetErrorString(error));
 }
 
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &status), "StreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
 Product::Product(const PlanKey& key, const Strides& strides)
     : key_(key),
       handle_(at::cuda::getCurrentCUDABlasLtHandle()),

@@ -32,13 +32,10 @@ std::optional<Operand> operand_of_mm(const at::Tensor& x) {
   return Operand{transposed, stride};
 }
 
-// Nothing is measured while a graph is captured; LibTorch's product is captured then.
+// While a graph is captured LibTorch's product is.
 bool can_choose(const cublaslt::PlanKey& key, const cublaslt::Strides& strides,
                 cudaStream_t stream) {
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  cublaslt::check(cudaStreamIsCapturing(stream, &capture), "StreamIsCapturing");
-  return capture == cudaStreamCaptureStatusNone &&
-         !cublaslt::product_of(key, strides).proposals().empty();
+  return !cublaslt::is_capturing(stream) && !cublaslt::product_of(key, strides).proposals().empty();
 }
 
 }  // namespace

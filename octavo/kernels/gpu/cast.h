@@ -27,9 +27,9 @@ struct CastLayout {
 ///   rows.data[m, k]       = quantize_element(x[m, k], inv_scale of row m, column k or the tensor)
 ///   transposed.data[k, m] = quantize_element(x[m, k], inv_scale of column k, row m or the tensor)
 ///
-/// Bytes and scales equal octavo/formats bit for bit. Empty x writes no data; with M or K zero the
-/// scales of the lines there are are still written. Where both layouts are scaled along
-/// the same axis of x, their amaxes must be equal.
+/// Bytes and scales equal octavo/formats bit for bit. Empty x writes no data; with M or K zero
+/// scales are still written for the lines there are. Where both layouts are scaled along the same
+/// axis of x, their amaxes must be equal.
 ///
 /// Groups (groups.h): a batch has amaxes and scales for each matrix, one after the other. With
 /// offsets, rows have (M) and the transposed layout (groups, K), empty groups too; kLines only, and

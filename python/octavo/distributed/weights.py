@@ -89,9 +89,9 @@ def float8_all_gather(module: nn.Module, *, activation_checkpointing: bool = Fal
 @torch.no_grad()
 def precompute_float8_scales(module: nn.Module) -> None:
     """Finds the amaxes of all FP8-gathered weights of `module` in ONE reduction, for the all-gathers to
-    come, instead of a small collective for each gather. Call it after every optimiser step: nobody checks that the
-    weights are still those. Before the first forward, and where nothing is gathered in FP8, it does
-    nothing. Collective: every rank calls it."""
+    come, instead of a small collective for each gather. Call it after every optimiser step: nobody
+    checks that the weights are still those. Before the first forward, and where nothing is gathered in
+    FP8, it does nothing. Collective: every rank calls it."""
     check_module("precompute_float8_scales", module)
     shards = []
     for parameter in module.parameters():
